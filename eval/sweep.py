@@ -215,7 +215,7 @@ def commands(name: str, sweep: Sweep,
     return folder, points
 
 
-def _evaluate(words: Sequence[str], point_number: int = 1) -> int:
+def evaluate_point(words: Sequence[str], point_number: int = 1) -> int:
     module, _ = START.module.split()
     environment = {**os.environ, SWEEP_POINT: str(point_number)}
     return subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment).returncode
@@ -232,13 +232,13 @@ def main(words: Sequence[str]) -> int:
     check_name(name, SWEEPS, "sweep")
     if not set(HELP).isdisjoint(argv):
         print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
-        return _evaluate(argv)
+        return evaluate_point(argv)
     folder, points = commands(name, SWEEPS[name], argv)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
-        code = _evaluate(words, turn)
+        code = evaluate_point(words, turn)
         if code:
             code = code if code > 0 else EXIT_STOPPED - code
             break

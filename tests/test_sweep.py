@@ -163,7 +163,7 @@ def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, 
 
 def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr("eval.sweep._evaluate", lambda words: asked.append(words) or 0)
+    monkeypatch.setattr("eval.sweep.evaluate_point", lambda words: asked.append(words) or 0)
     assert command.main(["prune", "toy", "--help"]) == 0
     assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of rows that died")
 

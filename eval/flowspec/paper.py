@@ -1,0 +1,233 @@
+"""The tables of the FlowSpec paper beside those of this project.
+
+Usage: bash run_eval.sh paper [table|bandwidth|depths] [key=value ...]
+
+table      xi and SR of each method on six data sets, at temperature 0 and 1, for 7B and 13B models
+bandwidth  xi on MT-bench with wires of 125 to 1000 Mbit/s
+depths     xi on MT-bench for each pair of depths of the first and of later trees, 3 to 8 levels
+
+Our side is simulated: the bundled model with a head of the paper's kind (EAGLE-1) and trees as published, on profiles
+of the paper's boards in virtual time, at most 256 tokens an answer, five questions of each set (questions=20: as many
+as the paper has, in about an hour for the table). All keys of run_eval.sh may be given but those that the tables fix.
+The same command continues after an interruption; results=DIR holds the answers (default: results/paper).
+"""
+from __future__ import annotations
+
+import signal
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
+
+from config import files
+from config.console import command
+from config.keys import HELP_WORDS, check_name, raw_values, with_defaults
+from config.presets import ROOT, TOY_PRESET
+from config.values import listed
+from eval.flowspec.published import PROFILES, PublishedCell, bandwidth_table, depth_table, known_reasons, main_table
+from eval.keys import SETS, Contender
+from eval.results_index import ResultsFolder, provenance, read
+from eval.summary import figures
+from eval.sweep import evaluate_point
+from eval.tables import markdown, number, save
+
+HEAD = "eagle:toy/eagle"  # of the paper's kind
+LARGEST_DIFFERENCE = 0.1  # of xi or SR, relative to the paper's, that needs no reason
+FIXED = {"drafts": HEAD, "baseline_draft": "", "max_new_tokens": "256", "questions": "5", "time": "virtual"}
+TREES = {"init_depth": "5", "expand_depth": "5"}  # with which the main table was published
+METHODS = {"7b": "naive,tp,galaxy,pipedec,continuous", "13b": "naive,pipedec,continuous"}
+DEPTHS = range(3, 9)
+DEPTH_PAIRS = list(product(DEPTHS, DEPTHS))  # of the first tree, and of later ones
+CSV_COLUMNS = ("model", "temperature", "method", "set", "xi_paper", "xi_here", "sr_paper", "sr_here")
+PINNED = ("methods", "drafts", "draft", "baseline_draft", "profile", "results")  # keys that a user may not give
+Points = Dict[str, Dict[str, str]]  # name of a results folder -> the keys of its evaluation
+
+
+class Figures(NamedTuple):
+    """One cell of our side: tokens/s, and the speed-up over naive; NaN where there are no answers."""
+
+    xi: float
+    sr: float
+
+
+OurFigures = Mapping[PublishedCell, Figures]
+
+
+# --- the main table ---------------------------------------------------------------------------------------------------
+
+def table_points() -> Points:
+    return {size: {**TREES, "profile": profile, "methods": METHODS[size], "temperatures": "0,1"}
+            for size, profile in PROFILES.items()}
+
+
+def show_table(results_folder: Path) -> Iterator[str]:
+    """Yield the lines of the comparison, and write paper.csv."""
+    results = {size: read(results_folder / size) for size in PROFILES}
+    cells = main_table()
+    our_figures = {cell: _figures_of(results[cell.size], cell.method, cell.data_set, cell.temperature)
+                   for cell in cells}
+    _save(results_folder / "paper.csv", our_figures)
+
+    for temperature in (0.0, 1.0):
+        for model in dict.fromkeys(cell.model for cell in cells):
+            of_model = [cell for cell in cells if (cell.model, cell.temperature) == (model, temperature)]
+            origin = provenance(results[of_model[0].size].answers)
+            yield f"## {model}, temperature {temperature:g} (paper: measured; here: {origin})\n"
+            yield from markdown(("method", "", *listed(SETS), "mean", "SR"), _model_rows(of_model, our_figures))
+            yield ""
+            yield from _explanations(of_model, our_figures)
+            yield ""
+
+
+def _figures_of(results: ResultsFolder, method: str, data_set: str, temperature: float) -> Figures:
+    row = figures(results, Contender(method, HEAD), [data_set], temperature)
+    return Figures(round(row["xi"].value, 2), round(row["sr_naive"].value, 2))
+
+
+def _save(path: Path, our_figures: OurFigures) -> None:
+    csv_rows = []
+    for cell, (xi_here, sr_here) in our_figures.items():
+        values = cell.model, f"{cell.temperature:g}", cell.method, cell.data_set, cell.xi, xi_here, cell.sr, sr_here
+        csv_rows.append(dict(zip(CSV_COLUMNS, values)))
+    save(path, CSV_COLUMNS, csv_rows)
+
+
+def _by_method(cells: Sequence[PublishedCell]) -> dict[str, list[PublishedCell]]:
+    of_methods: dict[str, list[PublishedCell]] = {}
+    for cell in cells:
+        of_methods.setdefault(cell.method, []).append(cell)
+    return of_methods
+
+
+def _means(cells: Sequence[PublishedCell], our_figures: OurFigures) -> dict[str, tuple[float, float]]:
+    """Return the mean xi over the sets, of the paper and of this project, by method."""
+    return {method: (mean(cell.xi for cell in of_method), mean(our_figures[cell].xi for cell in of_method))
+            for method, of_method in _by_method(cells).items()}
+
+
+def _model_rows(cells: Sequence[PublishedCell], our_figures: OurFigures) -> Iterator[Sequence[str]]:
+    method_means = _means(cells, our_figures)
+    for method, of_method in _by_method(cells).items():
+        published = [number(cell.xi) for cell in of_method]
+        xi_here = [number(our_figures[cell].xi) for cell in of_method]
+        ratios = [method_means[method][side] / method_means["naive"][side] for side in (0, 1)]
+        yield method, "paper", *published, number(method_means[method][0]), number(ratios[0])
+        yield "", "here", *xi_here, number(method_means[method][1]), number(ratios[1])
+
+
+def _explanations(cells: Sequence[PublishedCell], our_figures: OurFigures) -> Iterator[str]:
+    """Yield a line for each method whose mean xi or SR differs by more than `LARGEST_DIFFERENCE`, with the reason."""
+    method_means, reasons = _means(cells, our_figures), known_reasons()
+    for method, (xi_paper, xi_here) in method_means.items():
+        xi_change = xi_here / xi_paper - 1
+        sr_change = (1 + xi_change) / (method_means["naive"][1] / method_means["naive"][0]) - 1
+        if max(abs(xi_change), abs(sr_change)) > LARGEST_DIFFERENCE:
+            reason = reasons.get((cells[0].size, method), "no reason known")
+            yield f"- {method}: xi {xi_change:+.0%}, SR {sr_change:+.0%}: {reason}"
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+SWEPT = {"profile": PROFILES["7b"], "temperatures": "0", "sets": "mt_bench"}
+
+
+def bandwidth_points() -> Points:
+    rates = dict.fromkeys(mbps for _, mbps in bandwidth_table())
+    return {f"bandwidth-{mbps}": {**TREES, **SWEPT, "methods": METHODS["7b"], "wires": mbps} for mbps in rates}
+
+
+def show_bandwidth(results_folder: Path) -> Iterator[str]:
+    published = bandwidth_table()
+    rates = list(dict.fromkeys(mbps for _, mbps in published))
+    results = {mbps: read(results_folder / f"bandwidth-{mbps}") for mbps in rates}
+
+    yield f"## xi on MT-bench by Mbit/s (paper: LLaMA-2-Chat 7B; here: {provenance(results[rates[0]].answers)})\n"
+    table_rows = []
+    for method in listed(METHODS["7b"]):
+        table_rows.append((method, "paper", *(number(published[method, mbps]) for mbps in rates)))
+        xi_here = (_figures_of(results[mbps], method, "mt_bench", 0.0).xi for mbps in rates)
+        table_rows.append(("", "here", *map(number, xi_here)))
+    yield from markdown(("method", "", *rates), table_rows)
+
+
+def depth_points() -> Points:
+    swept_keys = {**SWEPT, "methods": "continuous"}
+    return {f"depths-{first_depth}-{later_depth}":
+            {**swept_keys, "init_depth": f"{first_depth}", "expand_depth": f"{later_depth}"}
+            for first_depth, later_depth in DEPTH_PAIRS}
+
+
+def show_depths(results_folder: Path) -> Iterator[str]:
+    xi_here = {}
+    for first_depth, later_depth in DEPTH_PAIRS:
+        results = read(results_folder / f"depths-{first_depth}-{later_depth}")
+        xi_here[first_depth, later_depth] = _figures_of(results, "continuous", "mt_bench", 0.0).xi
+
+    origin = provenance(results.answers)
+    yield from _depth_grid(f"continuous here ({origin})", xi_here)
+    for model in ("llama2-7b", "vicuna-7b"):
+        yield from _depth_grid(f"FlowSpec in the paper, {model}", depth_table(model))
+
+
+def _depth_grid(title: str, xi: Mapping[tuple[int, int], float]) -> Iterator[str]:
+    """Yield a grid: rows are `init_depth`, columns `expand_depth`; the best cell is bold."""
+    best_pair = max(xi, key=xi.__getitem__)
+    yield f"## xi on MT-bench by depth: {title}; best: init_depth={best_pair[0]}, expand_depth={best_pair[1]}\n"
+    table_rows = []
+    for first_depth in DEPTHS:
+        shown_cells = []
+        for later_depth in DEPTHS:
+            shown_xi = number(xi[first_depth, later_depth])
+            shown_cells.append(f"**{shown_xi}**" if (first_depth, later_depth) == best_pair else shown_xi)
+        table_rows.append((f"{first_depth}", *shown_cells))
+    yield from markdown(("init\\expand", *map(str, DEPTHS)), table_rows)
+    yield ""
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+SUBJECTS = {"table": (table_points, show_table), "bandwidth": (bandwidth_points, show_bandwidth),
+            "depths": (depth_points, show_depths)}
+
+
+def evaluations(points: Points, argv: Sequence[str], results_folder: Path) -> dict[str, list[str]]:
+    """Return the arguments of each evaluation: typed keys in place of defaults. Raises ValueError for pinned ones."""
+    raw_keys = raw_values(argv)
+    varied_keys = {name for keys in points.values() for name in keys} - {"sets", "temperatures"}
+    for name in (*PINNED[:-1], *varied_keys):
+        if name in raw_keys:
+            raise ValueError(f"{name} is fixed by the paper's table: leave {name}={raw_keys[name]} out")
+
+    typed_words = [word for word in argv if not word.startswith("results=")]
+    return {point: with_defaults(typed_words, {**FIXED, **keys, "results": f"{results_folder / point}"}, TOY_PRESET)
+            for point, keys in points.items()}
+
+
+def show_page(lines: Iterable[str], path: Path) -> None:
+    """Print the lines, and write them into a page."""
+    page = "\n".join(lines)
+    files.write(path, page + "\n", files.ROOM)
+    print(f"\n{page}\npage: {path}")
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Execute `bash run_eval.sh paper`; return the exit code."""
+    if any(word in HELP_WORDS[1:] for word in argv):
+        print(__doc__)
+        return 0
+    subject, *typed_words = argv if argv and "=" not in argv[0] else ["table", *argv]
+    check_name(subject, SUBJECTS, "table of the paper")
+    points_of, show = SUBJECTS[subject]
+    results_folder = Path(raw_values(typed_words).get("results") or ROOT / "results" / "paper").expanduser().absolute()
+
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
+    every_evaluation = evaluations(points_of(), typed_words, results_folder)
+    for turn, (point, words) in enumerate(every_evaluation.items(), 1):
+        print(f"\npaper: {turn} of {len(every_evaluation)}, {point}", flush=True)
+        exit_code = evaluate_point(words, turn)
+        if exit_code:
+            return exit_code
+
+    show_page(show(results_folder), results_folder / f"{subject}.md")
+    return 0

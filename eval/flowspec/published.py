@@ -1,0 +1,56 @@
+"""The published figures of the FlowSpec paper (version 3): xi in tokens/s, and SR over Chunk-PP.
+
+Four models, each with up to five methods at temperature 0 and 1 on six data sets; the bandwidth of the wires; the
+depths of the first and of later trees. Names of methods and sets are those of this project.
+"""
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+HERE = Path(__file__).parent
+PROFILES = {"7b": "jetson-7b", "13b": "jetson-13b"}  # size of a model -> the emulated cluster of its devices
+
+
+class PublishedCell(NamedTuple):
+    """One cell of the main table."""
+
+    model: str
+    temperature: float
+    method: str
+    data_set: str
+    xi: float
+    sr: float
+
+    @property
+    def size(self) -> str:
+        """The size of the model: a key of `PROFILES`."""
+        return self.model.rpartition("-")[2]
+
+
+def main_table() -> list[PublishedCell]:
+    """Return the 192 cells of the main table."""
+    return [PublishedCell(row["model"], float(row["temperature"]), row["method"], row["set"],
+                          float(row["xi"]), float(row["sr"])) for row in _rows_of("published.csv")]
+
+
+def bandwidth_table() -> dict[tuple[str, str], float]:
+    """Return xi by method and Mbit/s: LLaMA-2-Chat 7B, MT-bench, temperature 0."""
+    return {(row["method"], row["mbps"]): float(row["xi"]) for row in _rows_of("published_bandwidth.csv")}
+
+
+def depth_table(model: str) -> dict[tuple[int, int], float]:
+    """Return xi by `init_depth` and `expand_depth`: a 7B model, MT-bench, temperature 0."""
+    rows = (row for row in _rows_of("published_depths.csv") if row["model"] == model)
+    return {(int(row["init_depth"]), int(row["expand_depth"])): float(row["xi"]) for row in rows}
+
+
+def known_reasons() -> dict[tuple[str, str], str]:
+    """Return, by size and method, why the figures here differ; each says whether it was measured or is supposed."""
+    return {(row["size"], row["method"]): row["reason"] for row in _rows_of("reasons.csv")}
+
+
+def _rows_of(file_name: str) -> Iterator[dict[str, str]]:
+    with open(HERE / file_name, encoding="utf-8", newline="") as csv_file:
+        yield from csv.DictReader(csv_file)
