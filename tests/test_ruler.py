@@ -25,12 +25,12 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval": 44_389,
     "serve": 20_493,
     "eval/dsi": 16_120,
-    "eval/flowspec": 2_000,
+    "eval/flowspec": 2_235,
     "eval/load": 2_545,
     "eval/plan": 16_762,
     "eval/specinfer": 3_673,
     "train": 17_965,
-    "scripts": 5_315,
+    "scripts": 5_345,
     "split_and_save_models": 608,
 }
 LONGEST_FUNCTION = 506  # tokens
