@@ -136,7 +136,8 @@ def allowed_values(kind: type) -> dict[str, Allowed]:
     return {key_name: allowed for key_name, allowed in by_name.items() if allowed is not None}
 
 
-def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option], path_keys: Collection[str] = ()) -> dict[str, Any]:
+def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option],
+           path_keys: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of the typed keys in the types of the keys; those in `path_keys` become absolute."""
     key_values: dict[str, Any] = {}
     for word in words:

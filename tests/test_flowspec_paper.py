@@ -11,7 +11,7 @@ import pytest
 from config.presets import ROOT
 from eval.flowspec import paper
 from eval.flowspec.paper import (
-    Figures,
+    CellFigures,
     depth_points,
     evaluations,
     main,
@@ -45,7 +45,7 @@ def faster(monkeypatch):
     def figures_of(results, method, data_set, temperature):
         xi_by_place = {(cell.size, cell.temperature, cell.method, cell.data_set): cell.xi for cell in main_table()}
         xi = xi_by_place[results.size, temperature, method, data_set] * (1 if method == "naive" else 1.2)
-        return Figures(xi, 1.0)
+        return CellFigures(xi, 1.0)
 
     monkeypatch.setattr(paper, "_figures_of", figures_of)
     monkeypatch.setattr(paper, "read", lambda folder: SimpleNamespace(size=folder.name, answers=ANSWERS))
@@ -68,7 +68,7 @@ def test_the_comparison_has_both_sides_and_a_reason_for_each_difference(faster, 
 
 def test_bandwidth_and_depths_are_shown_with_the_best_cell(monkeypatch, tmp_path):
     monkeypatch.setattr(paper, "read", lambda folder: SimpleNamespace(name=folder.name, answers=ANSWERS))
-    monkeypatch.setattr(paper, "_figures_of", lambda own, *_: Figures(len(own.name) + own.name.count("7"), 1.0))
+    monkeypatch.setattr(paper, "_figures_of", lambda own, *_: CellFigures(len(own.name) + own.name.count("7"), 1.0))
     page = "\n".join(show_bandwidth(tmp_path))
     assert "| continuous | paper | 8.76 | 9.13 | 9.35 | 9.44 |" in page and "|  | here | 13.00 |" in page
     page = "\n".join(show_depths(tmp_path))

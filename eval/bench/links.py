@@ -108,8 +108,9 @@ def _round_trip(link: ProcessLink, segment: Segment) -> Segment:
 
 def _used_seconds(link: ProcessLink, segment: Segment) -> float:
     """Return the processor time of both processes so far; the other one writes its own into the answer's tokens."""
-    answer = _round_trip(link, Segment(1, [0], [0], [0], 0, torch.zeros(1, 1, dtype=torch.float64)))
-    return time.process_time() + float(answer.x)
+    other_seconds = torch.zeros(1, 1, dtype=torch.float64)
+    question = Segment(1, [0], [0], [0], 0, other_seconds)
+    return time.process_time() + float(_round_trip(link, question).x)
 
 
 def _echo(connect: Connect) -> None:

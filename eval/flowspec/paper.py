@@ -43,14 +43,14 @@ PINNED = ("methods", "drafts", "draft", "baseline_draft", "profile", "results") 
 Points = Dict[str, Dict[str, str]]  # name of a results folder -> the keys of its evaluation
 
 
-class Figures(NamedTuple):
+class CellFigures(NamedTuple):
     """One cell of our side: tokens/s, and the speed-up over naive; NaN where there are no answers."""
 
     xi: float
     sr: float
 
 
-OurFigures = Mapping[PublishedCell, Figures]
+OurFigures = Mapping[PublishedCell, CellFigures]
 
 
 # --- the main table ---------------------------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ def show_table(results_folder: Path) -> Iterator[str]:
             yield ""
 
 
-def _figures_of(results: ResultsFolder, method: str, data_set: str, temperature: float) -> Figures:
+def _figures_of(results: ResultsFolder, method: str, data_set: str, temperature: float) -> CellFigures:
     row = figures(results, Contender(method, HEAD), [data_set], temperature)
-    return Figures(round(row["xi"].value, 2), round(row["sr_naive"].value, 2))
+    return CellFigures(round(row["xi"].value, 2), round(row["sr_naive"].value, 2))
 
 
 def _save(path: Path, our_figures: OurFigures) -> None:

@@ -101,7 +101,8 @@ def loads_of(own: LoadConfig) -> list[Load]:
         given = moments(own.arrivals)
         by_rate = {len(given) / max(given[-1], 1e-9): given}
     else:
-        by_rate = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
+        rates = map(float, listed(own.rates))
+        by_rate = {rate: poisson(rate, own.requests, own.run.seed) for rate in rates}
     found = [Load("rate", *arrivals) for arrivals in by_rate.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
