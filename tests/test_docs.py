@@ -67,7 +67,7 @@ def test_commands_for_the_toy_name_it():
     commands = [found for text in texts
                 for found in re.findall(r"bash (?:run_\w+|tp/run_tp)\.sh[^`#\n]*", text)]
     asked = [command for command in commands if needs_the_toy(command)]
-    assert len(asked) >= 5
+    assert len(asked) >= 4
     assert [command for command in asked if not re.search(r"\.sh toy\b|model(_dir)?=", command)] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,29 @@ def test_the_recorded_comparison_is_of_the_published_cells():
     rows = list(csv.DictReader((ROOT / "docs" / "results" / "paper.csv").open()))
     assert [(row["model"], row["method"], row["set"], float(row["xi_paper"])) for row in rows] == [
         (cell.model, cell.method, cell.data_set, cell.xi) for cell in main_table()]
+
+
+def mean_and_ratio(rows, size, method, temperature, column):
+    """A cell of results.md: the mean over the sets, and its ratio to that of naive."""
+    means = {}
+    for name in (method, "naive"):
+        places = [row for row in rows if row["model"] == size and row["temperature"] == temperature]
+        means[name] = mean(float(row[column]) for row in places if row["method"] == name)
+    return f"{means[method]:.2f} ({means[method] / means['naive']:.2f})"
+
+
+def test_the_figures_of_the_page_are_those_of_the_recorded_comparison():
+    rows = list(csv.DictReader((ROOT / "docs" / "results" / "paper.csv").open()))
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = page.partition("## Compared with the paper")[2].partition("\n## ")[0]
+    size, num_lines = "", 0
+    for label, temperature, *cells in re.findall(r"^\| (.*`.*) \| ([01]) \| (.*) \| (.*) \| (.*) \|$", section, re.M):
+        size = label.partition("B: ")[0].lower() + "b" if "B: " in label else size
+        method = re.search("`(.*)`", label)[1]
+        assert cells == [mean_and_ratio(rows, f"{model}-{size}", method, temperature, column) for model, column in
+                         (("llama2", "xi_paper"), ("vicuna", "xi_paper"), ("llama2", "xi_here"))], label
+        num_lines += 1
+    assert num_lines == 10
 
 
 def test_keys_replace_defaults_but_not_what_the_table_fixes(capsys):
