@@ -32,7 +32,7 @@ from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
 from toy.recipe.teach import dialogues
 from train import own
-from train.course import Course, rate_at
+from train.course import WHOLE, BatchShare, Course, rate_at
 from train.data import TokenRow, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
@@ -106,6 +106,22 @@ def make_rows():
                                            (length,), generator=generator).int(),
                              answers))
     return rows
+
+
+@both
+def test_the_shares_of_processes_add_up_to_the_batch(teacher, third):
+    task, rows = make_task(teacher, third, Objective(2, starts=3, noise=0.1)), make_rows()
+    head_parameters = [p for p in task.head.parameters() if p.requires_grad]
+
+    def gradients(*shares):
+        task.head.zero_grad()
+        losses = [task.learn(rows, (0, 7), share)["loss"] for share in shares]
+        return [p.grad.clone() / len(shares) for p in head_parameters], sum(losses) / len(losses)
+
+    whole_gradients, whole_loss = gradients(WHOLE)
+    mean_gradients, mean_loss = gradients(BatchShare(0, 2), BatchShare(1, 2))
+    assert mean_loss == pytest.approx(whole_loss)
+    torch.testing.assert_close(mean_gradients, whole_gradients)
 
 
 @both
@@ -385,17 +401,17 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
         assert dict(read.config.scaling) == (dict(teacher.config.scaling) if usual else {})
 
 
-@pytest.mark.parametrize("third, course, halts", [(False, "--authors", [5]),
-                                                  (False, "", [11]), (True, "", [5, 11])],
-                         ids=["eagle authors", "eagle", "eagle3"])
-def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halts):
+@pytest.mark.parametrize("course, halts, steps", [
+    ("--authors", [5], 7), ("--authors --accumulate 2", [3], 4), ("", [11], 13), ("--eagle3", [5, 11], 13)],
+    ids=["eagle authors", "accumulated", "eagle", "eagle3"])
+def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, course, halts, steps):
     base, talks = base_and_talks
     monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
 
     def command(out):
         return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
                 "--judged", "1", "--held-out", "0.2", "--length", "400", "--passes", "2", "--threads", "1",
-                "--draft-vocab", "30", *["--eagle3"] * third, *course.split(),
+                "--draft-vocab", "30", *course.split(),
                 str(base), str(tmp_path / out)]
 
     assert train_eagle.main(command("whole")) == 0
@@ -416,11 +432,11 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
-    assert record["steps"] == (7 if course else 13) and list(record["held_out_agreement"]) == DEPTHS
+    assert record["steps"] == steps and list(record["held_out_agreement"]) == DEPTHS
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
     with refused("belongs to a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
-    if not course:  # which changes nothing about how a head drafts
+    if "--authors" not in course:  # which changes nothing about how a head drafts
         drafts_the_text_of_ar(base, tmp_path)
 
 

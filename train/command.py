@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from accelerate import Accelerator
 
 from config.dialect import OptionParser
 from config.files import check_folder
@@ -40,6 +41,21 @@ class Options(OptionParser):
             value = getattr(args, flag[2:].replace("-", "_"))
             if value is not None and not least <= value <= most:
                 raise ValueError(f"{flag} {value} is out of range; give {least} to {most}")
+
+
+def open_accelerator(args: Namespace, num_batches: int = 1) -> Accelerator:
+    """Return the processes and the device of a training: those of `accelerate launch`, or this process alone.
+
+    A step has the mean gradient of `num_batches` batches, unless accelerate's environment has another number.
+    `args.device` becomes the device of this process. Raise ValueError for a device or a number type that does not work.
+    """
+    device = device_named(args.device, "--device ")
+    accelerator = Accelerator(cpu=device.type == "cpu", gradient_accumulation_steps=num_batches)
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ValueError(f"--mixed_precision {accelerator.mixed_precision} is not supported; give bf16 or no")
+    if args.device == "auto":
+        args.device = str(accelerator.device)
+    return accelerator
 
 
 def prepare(args: Namespace, folder: Path, remedy: str, *names: str) -> None:

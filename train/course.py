@@ -1,7 +1,9 @@
 """The training loop: gradient steps with a progress bar, and a checkpoint from which the same loop continues.
 
 It does not know what is learned. A step is a function of the model and the step's number only, so an interrupted course
-ends with the same bits as an uninterrupted one.
+ends with the same bits as an uninterrupted one. Processes, devices, gradients of several processes and their
+accumulation are those of accelerate. Its `save_state` is not used: it writes a folder file by file, so that an
+interruption could leave half of it, and its `load_state` unpickles what a caller has added.
 """
 from __future__ import annotations
 
@@ -10,18 +12,49 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Collection, Iterable, Mapping
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence, TypeVar
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from launch.progress import ProgressBar
 from train.terms import Terms, check, store
 
-Average = Callable[[Iterable[Tensor]], None]
-Lesson = Callable[[int], Mapping[str, float]]  # adds gradients to the model for a step; returns figures with "loss"
+Lesson = Callable[[int], Mapping[str, float]]  # adds gradients to the model for a batch; returns figures with "loss"
+Row = TypeVar("Row")
 DECAY = 0.01  # weight decay
 SHOWN = 50  # number of latest steps that the bar averages
+
+
+def add_gradients(loss: Tensor) -> None:
+    """Add the gradients of a loss to the parameters."""
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+class BatchShare(NamedTuple):
+    """The part of each batch that this process reads, and how it adds gradients; a step takes their mean."""
+
+    process: int = 0
+    num_processes: int = 1
+    backward: Callable[[Tensor], None] = add_gradients
+
+    def of(self, rows: Sequence[Row]) -> list[tuple[int, Row]]:
+        """Return this process's rows of a batch, each with its number in the batch."""
+        return list(enumerate(rows))[self.process::self.num_processes]
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process shows and writes the results, which all processes have."""
+        return self.process == 0
+
+
+WHOLE = BatchShare()  # of a training in a single process
+
+
+def share_of(accelerator: Accelerator) -> BatchShare:
+    """Return this process's share of a batch."""
+    return BatchShare(accelerator.process_index, accelerator.num_processes, accelerator.backward)
 
 
 @dataclass(frozen=True)
@@ -71,17 +104,17 @@ def _slope(step: int, steps: int, warm_up: int) -> float:
 class Course:
     """A model, its optimizers and their current step; it can be saved and resumed.
 
-    `terms` are all other settings that determine the result; a checkpoint with other terms is rejected. `average`
-    averages gradients over processes, of which only the `keeper` shows the bar and writes the checkpoint.
+    `terms` are all other settings that determine the result; a checkpoint with other terms is rejected. Of several
+    processes of the `accelerator` only one shows the bar and writes the checkpoint.
     """
 
     def __init__(self, plan: Hyperparameters, model: nn.Module, path: Path, terms: Terms | None = None,
-                 average: Average | None = None, keeper: bool = True) -> None:
-        self.plan, self.model = plan, model
-        self.path, self.keeper = path, keeper
-        self.average = average
+                 accelerator: Accelerator | None = None) -> None:
+        self.plan, self.model, self.path = plan, model, path
+        self.accelerator = accelerator or Accelerator(cpu=True)
+        self.share = share_of(self.accelerator)
         self.terms = dict(terms or {})
-        self.steppers = optimizers(model, plan)
+        self.steppers = [self.accelerator.prepare_optimizer(stepper) for stepper in optimizers(model, plan)]
         self.step = 0
         self.seconds = 0.0
         if path.exists():
@@ -117,9 +150,8 @@ class Course:
 
     def advance(self) -> None:
         """Take one gradient step."""
-        if self.average:
-            self.average(p.grad for p in self.model.parameters() if p.grad is not None)
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._average()
+        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
         rates = (self.plan.rate, self.plan.matrix_rate)
         for stepper, top in zip(self.steppers, rates):
             for group in stepper.param_groups:
@@ -128,22 +160,39 @@ class Course:
             stepper.zero_grad(set_to_none=False)
         self.step += 1
 
+    def _average(self) -> None:
+        """Replace the gradients of all processes by their mean, with one all-reduce of a single flat tensor."""
+        if self.share.num_processes == 1:
+            return
+
+        parameters = list(self._trained.values())
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        mean = self.accelerator.reduce(flat, reduction="mean")
+        for parameter, part in zip(parameters, mean.split([gradient.numel() for gradient in gradients])):
+            parameter.grad = part.view_as(parameter)
+
     def run(self, lesson: Lesson) -> None:
-        """Advance to the last step. Raise ValueError if a loss is not finite."""
+        """Advance to the last step, each of one batch or of as many as accelerate accumulates.
+
+        Raise ValueError if a loss is not finite.
+        """
+        num_batches = self.accelerator.gradient_accumulation_steps
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
         with ProgressBar(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
-                         disable=not self.keeper, mininterval=1) as bar:
+                         disable=not self.share.writes, mininterval=1) as bar:
             while self.step < plan.steps:
-                seen.append(lesson(self.step))
-                if not math.isfinite(seen[-1]["loss"]):
-                    raise ValueError(f"the loss is not finite at step {self.step}; begin again with a lower rate")
+                for batch in range(num_batches):
+                    seen.append(lesson(self.step * num_batches + batch))
+                    if not math.isfinite(seen[-1]["loss"]):
+                        raise ValueError(f"the loss is not finite at step {self.step}; begin again with a lower rate")
                 self.advance()
                 self.seconds = time.monotonic() - begin
                 bar.set_postfix(_means(seen), refresh=False)
                 bar.update()
                 due = self.step % plan.saved_every == 0 or self.step == plan.steps
-                if self.keeper and due:
+                if self.share.writes and due:
                     self.save()
 
 

@@ -98,7 +98,7 @@ def export(model: PreTrainedModel, target: Path) -> None:
 def _train(rank: int, plan: Hyperparameters, port: int, shape: Shape, work: Path, target: Path) -> None:
     join(rank, plan, port)
     model = AutoModelForCausalLM.from_config(shape.config(), attn_implementation=ATTENTION)
-    rows, course = Rows(work, plan.seed), begin(plan, model, work, rank)
+    rows, course = Rows(work, plan.seed), begin(plan, model, work)
 
     def lesson(step: int) -> dict[str, float]:
         ids, weights = rows.batch(step, plan.batch, rank, plan.processes)

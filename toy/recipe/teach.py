@@ -34,7 +34,7 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
     task = Task(teacher, heads.new_head(teacher, heads.describe(teacher), None, plan.seed), METHOD)
-    rows, course = Rows(work, plan.seed), begin(plan, task.head, work, rank)
+    rows, course = Rows(work, plan.seed), begin(plan, task.head, work)
 
     def lesson(step: int) -> dict[str, float]:
         return task.learn(rows_of(*rows.batch(step, plan.batch, rank, plan.processes)), (plan.seed, step))
@@ -74,7 +74,7 @@ def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_di
     parts = [*teacher_parts(plan.steps - plan.own, noise=0.1, word_weight=0.1), own_part(plan.own)]
     tasks = [Task(teacher, head, part) for part in parts]
     needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
-    rows, course = dialogues(work, base_dir, needed), begin(plan, head, work, rank)
+    rows, course = dialogues(work, base_dir, needed), begin(plan, head, work)
     held, trained = rows[-HELD_ROWS:], rows[:-HELD_ROWS]
 
     def lesson(step: int) -> dict[str, float]:

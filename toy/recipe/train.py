@@ -1,4 +1,4 @@
-"""Training of the bundled models by one process, or by several that average their gradients over gloo.
+"""Training of the bundled models by one process, or by several that accelerate connects over gloo.
 
 The loop is that of train/course.py. Each process has one thread: for such narrow layers, two processes of one thread
 are faster than one of two.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from accelerate import Accelerator
 
 from train import course
 from train.course import Course
@@ -37,28 +37,19 @@ class Hyperparameters(course.Hyperparameters):
     processes: int = 2
 
 
-def average(gradients: Iterable[torch.Tensor]) -> None:
-    """Replace the gradients of all processes by their mean, with one all-reduce of a single flat tensor."""
-    parts = list(gradients)
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for part, mean in zip(parts, flat.split([part.numel() for part in parts])):
-        part.copy_(mean.view_as(part))
-
-
-def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path, rank: int) -> Course:
+def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path) -> Course:
     """Return the training of one process, from its last checkpoint if one exists; rank 0 shows the bar and saves."""
     terms = {name: value for name, value in asdict(plan).items() if name != "saved_every"}
-    return Course(plan, model, work / f"{plan.name}.pt", terms, average if plan.processes > 1 else None, rank == 0)
+    return Course(plan, model, work / f"{plan.name}.pt", terms, Accelerator(cpu=True))
 
 
 def join(rank: int, plan: Hyperparameters, port: int) -> None:
-    """Prepare a training process: one thread, its seed, and the group with the others."""
+    """Prepare a training process: one thread, its seed, and the address of the others."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     if plan.processes > 1:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=plan.processes)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(plan.processes),
+                          LOCAL_WORLD_SIZE=str(plan.processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def launch(work: Callable[..., None], plan: Hyperparameters, *values: object) -> None:

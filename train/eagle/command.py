@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Sequence
 
 import torch
+from accelerate import Accelerator
 
 from config.files import write_json
 from config.schema.block_heads import BlockForm
@@ -23,8 +25,8 @@ from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
-from train.command import prepare, run
-from train.course import Course, Hyperparameters
+from train.command import open_accelerator, prepare, run
+from train.course import Course, Hyperparameters, share_of
 from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
@@ -45,7 +47,7 @@ FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloa
 # takes a larger rate.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
-             "threads")
+             "threads", "accumulate")
 KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
 BEST = "its best guess is the model's"
 FEATURES = "features"  # folder with the base's features of each conversation
@@ -122,7 +124,7 @@ def open_parts(args: Namespace, rows: int, third: bool, stages: int = 0) -> list
     return [last] if args.given else [*teacher_parts(first, noise, args.word_weight), last]
 
 
-def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
+def open_course(args: Namespace, task: Task, parts: list[Objective], accelerator: Accelerator) -> Course:
     """Return the training of the task's head in these parts, resumed from its checkpoint if one exists."""
     teacher, steps = task.teacher, sum(part.steps for part in parts)
     own = sum(part.steps for part in parts if part.own)
@@ -133,7 +135,9 @@ def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
     given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
     data = digest(args.data.read_bytes())
     terms = {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given, "data": data}
-    return Course(plan, task.head, args.out_dir / CHECKPOINT, terms)
+    if accelerator.gradient_accumulation_steps > 1:
+        terms["accumulated"] = accelerator.gradient_accumulation_steps
+    return Course(plan, task.head, args.out_dir / CHECKPOINT, terms, accelerator)
 
 
 def check_base(args: Namespace) -> int:
@@ -163,26 +167,42 @@ def check_base(args: Namespace) -> int:
 def train(args: Namespace) -> None:
     """Run the whole training, which writes the head and the record of its accuracy into OUT_DIR."""
     check(args)
+    accelerator = open_accelerator(args, args.accumulate)
+    if args.batch < accelerator.num_processes:
+        raise ValueError(f"--batch {args.batch} leaves some of {accelerator.num_processes} processes without a "
+                         "conversation; give at least as many")
+    if accelerator.mixed_precision == "bf16" and args.dtype == "auto":
+        args.dtype = "bfloat16"
+    with nullcontext() if share_of(accelerator).writes else redirect_stdout(None):
+        _train(args, accelerator)
+    accelerator.end_training()
+
+
+def _train(args: Namespace, accelerator: Accelerator) -> None:
     prepare(args, args.out_dir, "choose another folder", "config.json", RECORD)
     context = check_base(args)
-    if args.own:
-        args.data = make_own(args, *arithmetic(args))
-    args.template = chosen(args.template, args.model_dir)
-    lessons = read_lessons(args, context)
-    rows = lessons.rows
+    with accelerator.main_process_first():  # the others read what it has written
+        if args.own:
+            args.data = make_own(args, *arithmetic(args))
+        args.template = chosen(args.template, args.model_dir)
+        lessons = read_lessons(args, context)
+
+    rows, num_batches = lessons.rows, accelerator.gradient_accumulation_steps
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
     kind = PartialTask if args.partial else KINDS[type(head)]
     stages = len(head.inner) if args.partial else 0
-    parts = open_parts(args, len(rows), kind is not Task, stages)
+    parts = open_parts(args, math.ceil(len(rows) / num_batches), kind is not Task, stages)
     tasks = [kind(teacher, head, part) for part in parts]
-    course = open_course(args, tasks[-1], parts)
+    course = open_course(args, tasks[-1], parts, accelerator)
 
-    def lesson(step: int) -> dict[str, float]:
-        some = batch_at(step, rows, args.batch, args.seed)
-        return tasks[part_at(step, parts)].learn(some, (args.seed, step))
+    def lesson(batch: int) -> dict[str, float]:
+        some = batch_at(batch, rows, args.batch, args.seed)
+        return tasks[part_at(batch // num_batches, parts)].learn(some, (args.seed, batch), course.share)
 
     course.run(lesson)
+    if not course.share.writes:
+        return
     if not (args.block or args.partial):
         config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.drafts.heads import Eagle3Head, EagleHead
+from train.course import WHOLE, BatchShare
 from train.data import Rows, TokenRow
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
@@ -194,22 +195,25 @@ class Task:
         return Wanted(place_M, feature_MD.float(), word_N[place_M], known_MV.softmax(-1))
 
     @torch.enable_grad()
-    def learn(self, rows: Rows, seed: Sequence[int]) -> dict[str, float]:
-        """Add a batch's gradients, row by row to save memory; return its figures. `seed` sets noise and starts."""
-        size = sum(self.size(row) for row in rows)
+    def learn(self, rows: Rows, seed: Sequence[int], share: BatchShare = WHOLE) -> dict[str, float]:
+        """Add the gradients of this process's share of a batch, row by row to save memory; return their figures.
+
+        `seed` sets noise and starts. The mean over all processes is the batch's.
+        """
+        size = sum(self.size(row) for row in rows) / share.num_processes
         whole = 0.0
         right = total_words = 0
-        for number, row in enumerate(rows):
+        for number, row in share.of(rows):
             marks = self.marks(row, (*seed, number))
             weights = self.weights(row, len(marks))
             losses = [loss * weight for (loss, _), weight in zip(marks, weights)]
             total = torch.stack(losses).sum() / size
-            total.backward()  # type: ignore[no-untyped-call]
+            share.backward(total)
             whole += float(total.detach())
             _, right_M = marks[0]
             right += int(right_M.sum())
             total_words += len(right_M)
-        return {"loss": whole, "agreement": right / total_words}
+        return {"loss": whole, "agreement": right / max(total_words, 1)}
 
     def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
         """Return noise for these features, which depends on the seed only."""

@@ -22,6 +22,7 @@ examples:
   python3 -m scripts.train_eagle toy/llama my_blocks --data talks.jsonl --block 8
   python3 -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
   python3 -m scripts.train_eagle models/vicuna-7b fixed --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
+  accelerate launch --num_processes 2 -m scripts.train_eagle models/vicuna-7b my_head --data talks.jsonl
 
   then: bash run_pipe.sh base_dir=toy/llama eagle_dir=my_head stages=0+2+2+2+2
 
@@ -94,7 +95,8 @@ def _add_parts(made: Options) -> None:
 def _add_data(made: Options) -> None:
     """Add the options for the data."""
     number = made.number
-    number("--batch", (1, 1 << 20), 4, "conversations per step (4)")
+    number("--batch", (1, 1 << 20), 4, "conversations per batch, which several processes share (4)")
+    number("--accumulate", (1, 1 << 20), 1, "batches per step, whose gradients are added up (1)")
     number("--length", (3, 1 << 30), 2048, "most tokens of a conversation, which is cut after them (2048)")
     number("--limit", (2, 1 << 40), 68000, "most conversations to use, chosen at random (68000)")
     made.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share of conversations to hold "

@@ -19,12 +19,11 @@ from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes
 from launch.progress import ProgressBar
-from launch.spec import device_named
 from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import read_sizes
-from train.command import prepare, run
+from train.command import open_accelerator, prepare, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, answer_row, batch_at
 from train.ssm.boost import learn, ranks_of, without_predicted
@@ -46,7 +45,9 @@ class Training:
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
-        self.device = device_named(args.device, "--device ")
+        if open_accelerator(args).num_processes > 1:
+            raise ValueError("train_ssm runs in a single process; start it without accelerate launch")
+        self.device = torch.device(args.device)
         measured = MeasureKeys(dtype="float32", device=str(self.device))
         self.pair = open_pair(str(args.target), measured)
         room = self.pair.whole.config.context
@@ -83,7 +84,7 @@ class Training:
         left_N = torch.cat([row.answers for row in rows])
         left = digest(left_N.numpy().tobytes())
         terms = {**self.terms, "draft": mark(file), "left": left}
-        Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
+        Course(plan, model, args.out / f"{name}.pt", terms, open_accelerator(args)).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
 
