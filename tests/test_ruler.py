@@ -29,7 +29,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval/load": 2_548,
     "eval/plan": 16_762,
     "eval/specinfer": 3_673,
-    "train": 17_965,
+    "train": 18_537,
     "scripts": 5_345,
     "split_and_save_models": 608,
 }
