@@ -139,7 +139,8 @@ def typical(law: Law, guesses: Sequence[int]) -> Law:
 def divergence(law: Law, target_law: Law) -> float:
     """Return the Kullback-Leibler divergence KL(law || target_law) of two laws `[V]`, in nats."""
     possible = law > 0
-    return float((law[possible] * np.log(law[possible] / target_law[possible])).sum())
+    ratios = law[possible] / target_law[possible]
+    return float((law[possible] * np.log(ratios)).sum())
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

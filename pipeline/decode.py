@@ -196,8 +196,8 @@ class Decoding:
             num_empty = num_verifications - len(answer.accepted_lengths) - 1
             answer.accepted_lengths += [*[0] * num_empty, len(new)]
         self._note_logprobs(len(tokens), len(new))
-        before = tree.trunk[-len(tokens) - 1:-1]
-        answer.divergence += sum(tree.nodes[node].divergence for node in before[:len(new)])
+        for node in tree.trunk[-len(tokens) - 1:-1][:len(new)]:
+            answer.divergence += tree.nodes[node].divergence
         answer.token_ids += new
         answer.decode_seconds = seconds - answer.prefill_seconds
         answer.misses = max(tree.misses, 0)

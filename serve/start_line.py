@@ -33,9 +33,9 @@ class PipelineFacts(NamedTuple):
     def of(pipeline: Pipeline) -> PipelineFacts:
         config, stages = pipeline.config, pipeline.spec.part.stages
         guesses = METHODS[config.pipeline_type].draft != "none"
+        profile = config.profile if config.cluster else ""
         return PipelineFacts(config.pipeline_type, config.draft if guesses else "none", max(1, len(stages) - 1),
-                             "+".join(map(str, stages)), config.kind, config.profile if config.cluster else "",
-                             config.lossy_rule)
+                             "+".join(map(str, stages)), config.kind, profile, config.lossy_rule)
 
 
 def reachable_url(host: str, port: int) -> str:

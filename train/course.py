@@ -169,7 +169,8 @@ class Course:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         mean = self.accelerator.reduce(flat, reduction="mean")
-        for parameter, part in zip(parameters, mean.split([gradient.numel() for gradient in gradients])):
+        parts = mean.split([gradient.numel() for gradient in gradients])
+        for parameter, part in zip(parameters, parts):
             parameter.grad = part.view_as(parameter)
 
     def run(self, lesson: Lesson) -> None:

@@ -198,7 +198,8 @@ def _train(args: Namespace, accelerator: Accelerator) -> None:
 
     def lesson(batch: int) -> dict[str, float]:
         some = batch_at(batch, rows, args.batch, args.seed)
-        return tasks[part_at(batch // num_batches, parts)].learn(some, (args.seed, batch), course.share)
+        task = tasks[part_at(batch // num_batches, parts)]
+        return task.learn(some, (args.seed, batch), course.share)
 
     course.run(lesson)
     if not course.share.writes:
