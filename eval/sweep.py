@@ -2,26 +2,23 @@
 
 Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...]. Every key of run_eval.sh may be given, except those that
 the sweep varies; results=DIR holds a folder for each point (default: results/sweeps/NAME), and the same command
-continues an interrupted sweep.
+continues an interrupted sweep. workers=N evaluates N points at once, workers=ray all points on a Ray cluster.
 """
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, TextIO
 
 from config import files
-from config.console import EXIT_STOPPED, EXIT_WRONG, command, say
+from config.console import EXIT_WRONG, command, say
 from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
 from eval import metrics
-from eval.command import START, SWEEP_POINT
+from eval.points import evaluate_point, evaluate_points, workers_of
 from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import LABEL_WIDTH, in_columns, markdown, number, save
@@ -215,12 +212,6 @@ def commands(name: str, sweep: Sweep,
     return folder, points
 
 
-def evaluate_point(words: Sequence[str], point_number: int = 1) -> int:
-    module, _ = START.module.split()
-    environment = {**os.environ, SWEEP_POINT: str(point_number)}
-    return subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment).returncode
-
-
 @command
 def main(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show the results; return the exit code."""
@@ -233,15 +224,9 @@ def main(words: Sequence[str]) -> int:
     if not set(HELP).isdisjoint(argv):
         print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
         return evaluate_point(argv)
+    workers, argv = workers_of(argv)
     folder, points = commands(name, SWEEPS[name], argv)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
-    code = 0
-    for turn, (point, words) in enumerate(points.items(), 1):
-        print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
-        code = evaluate_point(words, turn)
-        if code:
-            code = code if code > 0 else EXIT_STOPPED - code
-            break
+    code = evaluate_points(name, points, workers)
     try:
         path = write(folder, name, SWEEPS[name], sys.stdout)
         print(f"table and plot: {path}")

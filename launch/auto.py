@@ -133,8 +133,8 @@ def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
 
 def _machine() -> list[str]:
     """Return the properties of this machine on which its times depend."""
-    cores = len(os.sched_getaffinity(0))
-    return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
+    num_cores, num_gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    return [platform.node(), platform.machine(), f"{num_cores}", f"{num_gpus}", torch.__version__]
 
 
 def _lock(file: BinaryIO) -> None:

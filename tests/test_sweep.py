@@ -156,7 +156,7 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
 @pytest.mark.parametrize(("words", "message"), [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, capsys, words, message):
-    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
+    monkeypatch.setattr("eval.points.subprocess.run", lambda *_: pytest.fail("a point was begun"))
     assert command.main(["prune", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -170,8 +170,8 @@ def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys)
 
 def test_the_points_of_a_sweep_are_numbered_for_their_evaluations(tmp_path, monkeypatch):
     numbers = []
-    monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_, env: (
+    monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
+    monkeypatch.setattr("eval.points.subprocess.run", lambda *_, env: (
         numbers.append(env[SWEEP_POINT]) or subprocess.CompletedProcess([], 0)))
     assert command.main(["prune", f"results={tmp_path}"]) == 2, "no point has answers"
     assert numbers == ["1", "2"]
@@ -179,7 +179,7 @@ def test_the_points_of_a_sweep_are_numbered_for_their_evaluations(tmp_path, monk
 
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
-    monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], ended))
+    monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
+    monkeypatch.setattr("eval.points.subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], ended))
     assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""

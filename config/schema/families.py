@@ -181,7 +181,8 @@ def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},))]
     family = FAMILIES.get(given["model_type"])
-    allowed = {**SUPPORTED, **(family.allowed if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
+    of_family = family.allowed if family else {}
+    allowed = {**SUPPORTED, **of_family, "word_embed_proj_dim": given.get("hidden_size")}
     checks += [(name, given.get(name), (only, None)) for name, only in allowed.items() if only is not ANY]
     for name, got, fine in checks:
         if got not in fine:

@@ -9,11 +9,11 @@ depths     xi on MT-bench for each pair of depths of the first and of later tree
 Our side is simulated: the bundled model with a head of the paper's kind (EAGLE-1) and trees as published, on profiles
 of the paper's boards in virtual time, at most 256 tokens an answer, five questions of each set (questions=20: as many
 as the paper has, in about an hour for the table). All keys of run_eval.sh may be given but those that the tables fix.
-The same command continues after an interruption; results=DIR holds the answers (default: results/paper).
+The same command continues after an interruption; results=DIR holds the answers (default: results/paper). workers=N
+evaluates N parts of a table at once, workers=ray all parts on a Ray cluster.
 """
 from __future__ import annotations
 
-import signal
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -26,9 +26,9 @@ from config.presets import ROOT, TOY_PRESET
 from config.values import listed
 from eval.flowspec.published import PROFILES, PublishedCell, bandwidth_table, depth_table, known_reasons, main_table
 from eval.keys import SETS, Contender
+from eval.points import evaluate_points, workers_of
 from eval.results_index import ResultsFolder, provenance, read
 from eval.summary import figures
-from eval.sweep import evaluate_point
 from eval.tables import markdown, number, save
 
 HEAD = "eagle:toy/eagle"  # of the paper's kind
@@ -221,13 +221,9 @@ def main(argv: Sequence[str]) -> int:
     points_of, show = SUBJECTS[subject]
     results_folder = Path(raw_values(typed_words).get("results") or ROOT / "results" / "paper").expanduser().absolute()
 
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
-    every_evaluation = evaluations(points_of(), typed_words, results_folder)
-    for turn, (point, words) in enumerate(every_evaluation.items(), 1):
-        print(f"\npaper: {turn} of {len(every_evaluation)}, {point}", flush=True)
-        exit_code = evaluate_point(words, turn)
-        if exit_code:
-            return exit_code
-
+    workers, typed_words = workers_of(typed_words)
+    exit_code = evaluate_points("paper", evaluations(points_of(), typed_words, results_folder), workers)
+    if exit_code:
+        return exit_code
     show_page(show(results_folder), results_folder / f"{subject}.md")
     return 0

@@ -178,7 +178,10 @@ def _named(device: str) -> Callable[[], Kernel]:
 @lru_cache(maxsize=None)
 def absent(why: str) -> Kernel:
     """Return the substitute for a missing kernel."""
-    return Kernel(torch.float32, 1, 1, lambda pairs, scale: (pairs, scale), torch.mm, block=1, why=why)
+    def as_it_is(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return pairs, scale
+
+    return Kernel(torch.float32, 1, 1, as_it_is, torch.mm, block=1, why=why)
 
 
 @lru_cache(maxsize=None)

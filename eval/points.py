@@ -1,0 +1,153 @@
+"""The evaluations of a sweep's points, which are independent: in turn, several at once, or on a Ray cluster.
+
+A point is the arguments of one evaluation, with its own results folder. In virtual time its results are the same on any
+worker to the last digit. A point whose worker is lost is evaluated again; it continues after the answers that exist.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+
+from config.console import EXIT_STOPPED, say
+from config.keys import raw_values
+from config.presets import ROOT
+from config.values import Range, integer
+from eval.command import START, SWEEP_POINT
+
+ON_RAY = "ray"
+NUM_WORKERS = Range(1, 256)
+MAX_TRIES = 3  # evaluations of a point whose worker is killed
+# of the project's folder: what an evaluation of the bundled models does not read
+NOT_SENT = ["/.git", "/.venv", "/.mypy_cache", "/.ruff_cache", "/.pytest_cache", "/models", "/splits", "/results*",
+            "/docs", "/tests", "/keys", "__pycache__"]
+LOG_NAME = "evaluation.log"
+
+
+class PointOutcome(NamedTuple):
+    """The end of one evaluation; `files` are those of its results, by their paths, if it ran on another machine."""
+
+    exit_code: int
+    files: Mapping[str, bytes] = {}
+
+
+def workers_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of the key `workers`, and the other words. Raises ValueError for an impossible value."""
+    workers = raw_values(argv).get("workers", "1")
+    other_words = [word for word in argv if not word.startswith("workers=")]
+    if workers != ON_RAY:
+        try:
+            is_possible = NUM_WORKERS.holds(integer(workers))
+        except ValueError:
+            is_possible = False
+        if not is_possible:
+            raise ValueError(f"workers={workers} is not possible: give {NUM_WORKERS.advice}, or ray for a Ray cluster")
+    return workers, other_words
+
+
+def evaluate_points(title: str, points: Mapping[str, Sequence[str]], workers: str = "1") -> int:
+    """Evaluate every point, and print which; return 0, or the exit code of the first that fails."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluations, as their exit codes show
+    if workers == "1":
+        for turn, (point, words) in enumerate(points.items(), 1):
+            print(f"\n{title}: point {turn} of {len(points)}, {point}", flush=True)
+            exit_code = evaluate_point(words, turn)
+            if exit_code:
+                return exit_code
+        return 0
+
+    outcomes = _on_ray(points) if workers == ON_RAY else _at_once(points, int(workers))
+    for number_done, (point, exit_code) in enumerate(outcomes, 1):
+        if exit_code:
+            say(f"{title}: point {point} has failed: {raw_values(points[point])['results']}/{LOG_NAME} says why")
+            return exit_code
+        print(f"{title}: {number_done} of {len(points)} points are done, the last {point}", flush=True)
+    return 0
+
+
+def evaluate_point(words: Sequence[str], point_number: int = 1, log_file: Any = None) -> int:
+    """Evaluate one point in a process of its own; return its exit code. Its output goes to the `log_file`, if any."""
+    module, _ = START.module.split()
+    environment = {**os.environ, SWEEP_POINT: str(point_number)}
+    streams = {"stdout": log_file, "stderr": subprocess.STDOUT} if log_file else {}
+    process = subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment, **streams)
+    return process.returncode if process.returncode >= 0 else EXIT_STOPPED - process.returncode
+
+
+def _with_log(words: Sequence[str], point_number: int) -> int:
+    """Evaluate one point, with its output in its results folder; again if its process is killed."""
+    results_folder = Path(raw_values(words)["results"])
+    results_folder.mkdir(parents=True, exist_ok=True)
+    with (results_folder / LOG_NAME).open("a", encoding="utf-8") as log_file:
+        for _ in range(MAX_TRIES):
+            exit_code = evaluate_point(words, point_number, log_file)
+            if exit_code != EXIT_STOPPED + signal.SIGKILL:
+                break
+    return exit_code
+
+
+# --- several at once on this machine ----------------------------------------------------------------------------------
+
+def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[tuple[str, int]]:
+    """Yield the points and their exit codes, as they end; none is begun after a failure."""
+    with ThreadPoolExecutor(num_workers) as pool:
+        running: dict[Future[int], str] = {pool.submit(_with_log, words, number): point
+                                           for number, (point, words) in enumerate(points.items(), 1)}
+        for future in as_completed(running):
+            exit_code = future.result()
+            if exit_code:
+                for other in running:
+                    other.cancel()
+            yield running[future], exit_code
+
+
+# --- on a Ray cluster -------------------------------------------------------------------------------------------------
+
+def _on_ray(points: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
+    """Yield the points and their exit codes, as they end; their results are written here."""
+    try:
+        import ray
+    except ImportError:
+        fix = "install it, as with .venv/bin/pip install ray"
+        raise ValueError(f"workers=ray needs ray on all machines: {fix}") from None
+
+    ray.init(runtime_env={"working_dir": str(ROOT), "excludes": NOT_SENT}, log_to_driver=False)
+    try:
+        evaluate = ray.remote(max_retries=MAX_TRIES)(_evaluated_elsewhere)
+        numbered_points = enumerate(points.items(), 1)
+        pending = {evaluate.remote(list(words), number): point for number, (point, words) in numbered_points}
+        while pending:
+            [task], _ = ray.wait(list(pending))
+            point = pending.pop(task)
+            outcome = ray.get(task)
+            write_files(Path(raw_values(points[point])["results"]), outcome.files)
+            yield point, outcome.exit_code
+    finally:
+        ray.shutdown()
+
+
+def _evaluated_elsewhere(words: Sequence[str], point_number: int) -> PointOutcome:
+    """Evaluate one point in a temporary folder of a worker; return its results."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "results"
+        own_words = [*(word for word in words if not word.startswith("results=")), f"results={folder}"]
+        exit_code = _with_log(own_words, point_number)
+        files = {path.relative_to(folder).as_posix(): path.read_bytes()
+                 for path in sorted(folder.rglob("*")) if path.is_file()}
+        return PointOutcome(exit_code, files)
+
+
+def write_files(results_folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of a worker into a results folder; raises ValueError for a path that leaves it."""
+    root = results_folder.resolve()
+    for name, content in files.items():
+        path = (root / name).resolve()
+        if root not in path.parents:
+            raise ValueError(f"a worker sent the file {name!r}, which does not belong into {results_folder}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
