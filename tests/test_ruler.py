@@ -15,17 +15,17 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_072,
-    "model": 62_648,
+    "config": 23_073,
+    "model": 62_662,
     "pipeline": 21_416,
     "cluster": 20_408,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 40_442,
-    "eval": 44_392,
+    "launch": 40_440,
+    "eval": 45_335,
     "serve": 20_496,
     "eval/dsi": 16_120,
-    "eval/flowspec": 2_235,
+    "eval/flowspec": 2_200,
     "eval/load": 2_548,
     "eval/plan": 16_762,
     "eval/specinfer": 3_673,
