@@ -33,6 +33,16 @@ SMALL = Heatmap(ndim=3)
 MAP = {one.name: one for one in MAPS}
 
 
+def test_a_fixed_lookahead_is_that_of_every_cell() -> None:
+    """Figure 7 of the paper; its authors read 5 to 6 times at the lower right."""
+    config = Heatmap(grid="paper", lookahead=5, num_target_servers=20)
+    drafters, acceptances, lookaheads = grid(config)
+    found = best(config)
+    assert list(lookaheads) == [5] and set(found["DSI"].lookahead.flat) == {5}
+    ratio = speed_up(MAP["dsi_over_si"], found)
+    assert round(ratio[list(drafters).index(1), list(acceptances).index(0.1)], 2) == 5.4
+
+
 @pytest.fixture(scope="module")
 def original() -> Bests:
     """The paper's grid in the accounting of the simulator that was published with it."""

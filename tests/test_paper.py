@@ -31,6 +31,20 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     assert table(Paper()) in (ROOT / "docs" / "results" / "dsi-table2.md").read_text(encoding="utf-8")
 
 
+def test_table_1_is_that_of_the_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "table=1"]) == 0
+    rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    published, computed = rows[::2], rows[1::2]
+    assert len(published) == 6 and [row[1:] for row in published] == [row[1:] for row in computed]
+    assert {row[0] for row in published} == {"paper"} and {row[0] for row in computed} == {"events"}
+
+
+def test_table_3_has_the_nine_published_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "table=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "| Phi3-14B / 4B | CNN-DM | 4.77 | 3.88 |" in shown and shown.count("\n| ") == 10
+
+
 def counted(times: ForwardLatencies, acceptance: float, lookahead: int,
             waits: bool, rng: np.random.Generator) -> float:
     """The cost of 50 tokens, run by run, if no call waits; the first forward of a server is that of its first run."""

@@ -116,6 +116,7 @@ class Heatmap(Checked):
     EXAMPLES = f"""\
   {COMMAND} heatmap
   {COMMAND} heatmap grid=paper output=out/maps
+  {COMMAND} heatmap grid=paper lookahead=5 num_target_servers=20
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
     PATHS = ("output",)
 
@@ -123,6 +124,8 @@ class Heatmap(Checked):
         Choices(("ndim", "paper")), heading="Grid and costs")
     ndim: int = key(10, "steps from 0 to 1 of drafter latency and acceptance rate, and number of lookaheads",
         Range(2, 50))
+    lookahead: int = key(0, "the only lookahead, as 5 in Figure 7 of the paper; 0: the best of each method",
+        Range(1, 200, {0: "the best"}))
     num_target_servers: int = key(7,
         "target servers of DSI, and stages of the pipelines, so that all use as many devices", Range(1, 1000))
     hop: float = key(0.02, "time from one stage of a pipeline to the next, in target forwards", Range(0, 1000))
@@ -148,8 +151,10 @@ class Paper(Checked):
     best lookahead. Means are exact for independent drafts. No model is run.
     """
 
-    EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000"
+    EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000\n  {COMMAND} paper table=1"
 
+    table: str = key("2", "of the paper: 1, tokens at four moments; 2; 3, ratios of first forwards",
+        Choices(("1", "2", "3")), heading="Table")
     S: int = key(50, "tokens to generate", Range(21, 10_000), heading="Setting")  # a run has at most 20 drafts
     # with one server, Eq. 1 allows none of the paper's lookaheads
     num_target_servers: int = key(7, "target servers of DSI", Range(2, COUNT))

@@ -22,39 +22,10 @@ from eval.dsi import cost_model
 from eval.dsi.cost_model import DecodingRounds, moments
 from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
+from eval.dsi.published import TABLE, PaperRow, table_1, table_3
 
 TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
 LONGEST_RUN = 20  # most accepted drafts of a run
-
-
-class PaperRow(NamedTuple):
-    """A row of the paper's Table 2: milliseconds per token, the acceptance rate, and the speed-up of DSI over SI.
-
-    `first_target` and `first_drafter` are ratios of a first forward to a later one (Table 3, without Phi3 on Alpaca).
-    """
-
-    pair: str
-    data: str
-    target: float
-    drafter: float
-    acceptance: float
-    published: float
-    first_target: float = 1.2
-    first_drafter: float = 1.2
-
-
-TABLE = (
-    PaperRow("Starcoder-15B / 168M", "HumanEval", 20.6, 6.8, 0.93, 1.92, 1.35, 1.19),
-    PaperRow("Starcoder-15B / 168M", "MBPP", 21.0, 6.8, 0.90, 1.66, 1.54, 1.20),
-    PaperRow("Phi3-14B / 4B", "Alpaca", 49.6, 33.4, 0.87, 1.60),
-    PaperRow("Phi3-14B / 4B", "HumanEval", 52.1, 34.0, 0.95, 1.41, 1.29, 1.23),
-    PaperRow("Phi3-14B / 4B", "CNN-DM", 52.4, 34.6, 0.93, 1.39, 4.77, 3.88),
-    PaperRow("Phi3-14B / 4B", "MBPP", 52.2, 34.3, 0.94, 1.37, 1.43, 1.27),
-    PaperRow("Vicuna-13B / 68M", "CNN-DM", 37.7, 2.5, 0.63, 1.47, 5.36, 1.04),
-    PaperRow("Vicuna-13B / 68M", "Alpaca", 33.3, 2.5, 0.58, 1.41, 1.15, 1.05),
-    PaperRow("Vicuna-7B / 68M", "CNN-DM", 29.4, 2.5, 0.67, 1.29, 4.53, 1.06),
-    PaperRow("Vicuna-7B / 68M", "Alpaca", 26.0, 2.5, 0.59, 1.70, 1.19, 1.06),
-)
 
 
 class Recomputed(NamedTuple):
@@ -70,6 +41,9 @@ class Recomputed(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Paper, f"{COMMAND} paper")
+    if config.table != "2":
+        print("\n".join(table_1() if config.table == "1" else table_3()))
+        return 0
     print(f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all columns from "
           "online on are computed.\n")
     print(table(config))
