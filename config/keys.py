@@ -15,7 +15,7 @@ from typing import Any, Callable, ClassVar, Collection, Iterable, Iterator, Mapp
 from config import files
 from config.dialect import as_keys, is_question
 from config.old_names import advice_for
-from config.values import Allowed, integer, number
+from config.values import Allowed, TextForm, integer, number
 
 Kind = TypeVar("Kind")
 MIN_SIMILARITY = 0.5  # difflib ratio from which a name is suggested
@@ -229,5 +229,6 @@ class Checked:
         """Yield the problems of the keys, one sentence each, with the fix. Subclasses add their own."""
         for key_name, allowed in allowed_values(type(self)).items():
             value = getattr(self, key_name)
-            if not allowed.holds(value):
+            is_given = value != "" or not isinstance(allowed, TextForm)
+            if is_given and not allowed.holds(value):
                 yield allowed.refusal(key_name, value)

@@ -52,15 +52,13 @@ class Range(Allowed):
 
 @dataclass(frozen=True)
 class TextForm(Allowed):
-    """Texts of one form, and the empty text: their pattern, and the ranges of the numbers in the pattern's groups."""
+    """Texts of one form: their pattern, and the ranges of the numbers in the pattern's groups."""
 
     pattern: str
     advice: str
     group_ranges: Sequence[Range] = ()
 
     def holds(self, text: str) -> bool:
-        if not text:
-            return True
         match = re.fullmatch(self.pattern, text)
         return match is not None and all(
             group is None or allowed.holds(float(group)) for group, allowed in zip(match.groups(), self.group_ranges))
