@@ -15,7 +15,7 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_073,
+    "config": 23_084,
     "model": 62_662,
     "pipeline": 21_416,
     "cluster": 20_408,
