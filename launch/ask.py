@@ -76,7 +76,9 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
     sources = sum((Counter(answer.sources) for answer in answers), Counter())
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
-    if config.lossy_rule and config.temperature:
+    if config.lossy_rule and not config.temperature:
+        rows["verification"] = f"exact: at temperature 0 verify={config.lossy_rule} changes nothing"
+    elif config.lossy_rule:
         nats = sum(answer.divergence for answer in answers) / max(tokens, 1)
         rows["verification"] = f"lossy (verify={config.lossy_rule}): {nats:.3f} nats per token from the model (KL)"
     if config.cluster:

@@ -100,6 +100,7 @@ def test_figures_and_the_start_of_a_server_name_a_lossy_rule():
     answer = Answer(3, token_ids=[1, 2, 3, 4], divergence=1.0)
     lossy_table = table([answer], RunConfig(verify="typical", temperature=1.0))
     assert "lossy (verify=typical): 0.250 nats per token" in lossy_table
+    assert "exact: at temperature 0 verify=typical changes nothing" in table([answer], RunConfig(verify="typical"))
     for exact in (RunConfig(verify="typical"), RunConfig(verify="mss", pipeline_type="specinfer", temperature=1.0)):
         assert "lossy" not in table([answer], exact)
 
