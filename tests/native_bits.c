@@ -81,22 +81,27 @@ static uint64_t rows(Slice *slice, const Slots *slots, int64_t settled, int64_t 
     Request request = {count, settled, count, count, sees, slots, 1};
     state = 7;
     float *x = noises(count * HIDDEN, 1, 0), *cos = noises(count * HEAD, 1, 0), *sin = noises(count * HEAD, 1, 0);
-    Segment segment = {count, 1, x, cos, sin, &request, NULL, NULL};
+    const float *local_cos = noises(count * HEAD, 1, 0), *local_sin = noises(count * HEAD, 1, 0);
+    Segment segment = {count, 1, x, cos, sin, &request, NULL, NULL, local_cos, local_sin};
     if (slice_run(slice, &segment) != DONE) exit(1);
     return hash(1, x, count * HIDDEN);
 }
 
 int main(void) {
-    for (int64_t form = FLOAT32; form <= GROUPS4; form++) {
+    for (int64_t step = 0; step < 2 * (GROUPS4 + 1); step++) {
+        int64_t form = step % (GROUPS4 + 1);
+        bool more = step > GROUPS4; /* with the steps of Gemma and Granite */
         Layer layers[LAYERS];
         state = 3;
         for (int64_t i = 0; i < LAYERS; i++) {
             layers[i] = (Layer){
                 noises(HIDDEN, 0.5f, 1), noises(HIDDEN, 0.5f, 1), noises(HEAD, 0.5f, 1), noises(HEAD, 0.5f, 1),
                 weight(form, (HEADS + 2 * KV_HEADS) * HEAD, HIDDEN), weight(form, HIDDEN, HEADS * HEAD),
-                weight(form, 2 * WIDE, HIDDEN), weight(form, HIDDEN, WIDE), i ? 16 : 0, 1, 0, i};
+                weight(form, 2 * WIDE, HIDDEN), weight(form, HIDDEN, WIDE), i ? 16 : 0, 1, 0, i,
+                more ? noises(HIDDEN, 0.5f, 1) : NULL, more && i ? noises(HIDDEN, 0.5f, 1) : NULL, more && i};
         }
-        Model model = {HIDDEN, HEADS, KV_HEADS, HEAD, HEAD, WIDE, LAYERS, 1e-6f, 0.2f, layers, NULL, NULL};
+        Model model = {HIDDEN, HEADS, KV_HEADS, HEAD, HEAD, WIDE, LAYERS, 1e-6f, 0.2f, layers, NULL, NULL,
+                       more, more ? 0.75f : 1, more ? 5 : 0};
         size_t held = LAYERS * KV_HEADS * ROOM;
         for (int small = 0; small < 2; small++) {
             Slots slots = {calloc(held * HEAD, 4), calloc(held * HEAD, 4), small ? calloc(held, 4) : NULL,

@@ -32,7 +32,7 @@ from launch.timing import random_weights
 from model.cache import AdmittedRows, HeldSlots
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
-from model.llama import LlamaConfig, Slice, fill
+from model.llama import LlamaConfig, Scales, Slice, fill
 from model.native import compiler
 from model.native.compiler import levels, library, private_folder
 from model.native.layers import NativeSlice, reason_against
@@ -58,6 +58,9 @@ FAMILY = {
     "qwen3": replace(SIZES, family=FAMILIES["qwen3"], kv_heads=6, head_dim=72),
     "ministral": replace(SIZES, windows=(16, 0)),
     "phi3": replace(SIZES, turned=0.75, head_dim=16),
+    "gemma2": replace(SIZES, family=FAMILIES["gemma2"], windows=(16, 0), scales=Scales(10.2, scores=0.2, score_cap=5)),
+    "gemma3": replace(SIZES, family=FAMILIES["gemma3_text"], windows=(16, 0), local=1e3),
+    "granite": replace(SIZES, family=FAMILIES["granite"], scales=Scales(12.0, residual=0.22, scores=0.05)),
     "smollm3": replace(SIZES, unturned=(True, False)),
 }
 KINDS = ("none", "int8", "int4")
@@ -367,7 +370,7 @@ def test_inner_features_are_the_inputs_of_layers():
     (SIZES, torch.float32, "nf4", "have no nf4"),
     (replace(SIZES, hidden=4096), torch.float32, "none", "torch is faster in float32 for rows of more than 2048"),
     (replace(SIZES, hidden=4096), torch.float32, "int8", ""),
-    (replace(SIZES, family=FAMILIES["gemma2"]), torch.float32, "none", "the layers of Gemma2ForCausalLM"),
+    (replace(SIZES, family=FAMILIES["olmo2"]), torch.float32, "none", "the layers of Olmo2ForCausalLM"),
     (replace(SIZES, family=FAMILIES["opt"]), torch.float32, "none", "the layers of OPTForCausalLM"),
     (replace(SIZES, experts=4, family=FAMILIES["mixtral"]), torch.float32, "none", "the layers of MixtralForCausalLM"),
     (replace(SIZES, head_dim=12), torch.float32, "none", "a multiple of 8"),

@@ -41,11 +41,10 @@ def reason_against(c: LlamaConfig, dtype: torch.dtype,
     """Return why torch must compute these layers; empty if the native kernels can."""
     if reason := reason_against_numbers(dtype, device, kind, c.hidden):
         return reason
-    family, scales = c.family, c.scales
+    family = c.family
     has_basics = family.rms and family.rotary and family.gated and family.before
-    extra_steps = (
-        family.gelu, family.after, family.wide_norms, family.one_more, family.sinks, family.clamped,
-        c.local, c.experts, scales.score_cap, scales.residual != 1)
+    has_partial_local = c.local and c.turned != 1  # local tables have a head's full width
+    extra_steps = family.wide_norms, family.sinks, family.clamped, c.experts, has_partial_local
     if not has_basics or any(extra_steps):
         return f"the native kernels do not compute the layers of {family.architecture}"
     if c.head_dim % LANES or c.heads % c.kv_heads:
@@ -117,10 +116,13 @@ class NativeSlice:
             window=self.config.window(number),
             rotates=not skips_rotation,
             slots=sorted(set(cache_windows)).index(cache_window),
-            place=list(cache_windows[:layer_index]).count(cache_window))
+            place=list(cache_windows[:layer_index]).count(cache_window),
+            local=self.body.local_rotary is not None and self.config.window(number) > 0)
 
         structure.attention_norm = weights.norm_address(layer.input_layernorm)
         structure.mlp_norm = weights.norm_address(layer.post_attention_layernorm)
+        structure.after_attention = weights.norm_address(layer.after_attention)
+        structure.after_mlp = weights.norm_address(layer.after_mlp)
         structure.q_norm = weights.norm_address(attention.q_norm)
         structure.k_norm = weights.norm_address(attention.k_norm)
         structure.qkv = weights.linear_weight(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -136,7 +138,8 @@ class NativeSlice:
             hidden=c.hidden, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim,
             rotated=int(c.head_dim * c.turned), intermediate=c.intermediate, layers=len(self.layers),
             eps=c.eps, scale=c.scales.scores or c.head_dim ** -0.5,
-            layer=self._structures, norm=self._weights.norm_address(self.body.norm))
+            layer=self._structures, norm=self._weights.norm_address(self.body.norm),
+            gelu=c.family.gelu, residual=c.scales.residual, score_cap=c.scales.score_cap)
         return start(self, self._library, model, num_threads)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: AdmittingRows,
@@ -154,6 +157,8 @@ class NativeSlice:
         # all of these own memory that the library reads, and live until it returns
         rotation = self.rotary.at(pos_T, x_TD)
         cos_table, sin_table = (table.contiguous() for table in rotation)
+        local_rotary = self.body.local_rotary
+        local_tables = [table.contiguous() for table in local_rotary.at(pos_T, x_TD)] if local_rotary else []
         admitted = cache.admitted()
         requests = (CRequest * len(admitted))(*map(request_of, admitted))
         wanted_inputs = filter(self._computes_input, inner or ())
@@ -164,6 +169,8 @@ class NativeSlice:
             rows=len(x_TD), requests=len(admitted), x=x_TD.data_ptr(), cos=cos_table.data_ptr(),
             sin=sin_table.data_ptr(), request=requests, inputs=self._addresses(copies),
             still_needed=_keeping(still_needed, errors))
+        if local_tables:
+            segment.local_cos, segment.local_sin = (table.data_ptr() for table in local_tables)
         result = self._library.slice_run(self._handle, byref(segment))
         if errors:
             raise errors[0]

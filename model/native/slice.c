@@ -1,7 +1,7 @@
 /* The layers of a stage: one call computes a segment in all of them.
  *
  * A layer is RMS norms, rotary positions, attention with grouped heads over a tree cache, and a gated feed-forward by
- * SiLU. A row's bits depend on its own path only: each sum has a fixed order (lanes.h), and attention adds the slots
+ * SiLU or GELU. Scores may have a soft cap, and the output of a block a norm and a factor. A row's bits depend on its own path only: each sum has a fixed order (lanes.h), and attention adds the slots
  * that the row sees in the order of its path. So other rows, the number of threads and the processor change nothing.
  * Everything here takes sizes as they are: `slice_check` compares those of a segment with the memory behind them.
  *
@@ -50,6 +50,8 @@ typedef struct {
     Weight qkv, o, gate_up, down;
     int64_t window, rotates; /* positions that a row sees, 0 for all; whether queries and keys are rotated */
     int64_t slots, place; /* the index of its Slots, and its index in them */
+    const float *after_attention, *after_mlp; /* `[D]`: norms of what a block adds, or NULL */
+    int64_t local; /* whether the segment's local tables rotate queries and keys */
 } Layer;
 
 typedef struct {
@@ -58,6 +60,8 @@ typedef struct {
     const Layer *layer;
     const float *norm; /* `[D]` of the model's last norm, or NULL */
     Pool *pool;
+    int64_t gelu; /* whether the gate's activation is GELU by tanh, not SiLU */
+    float residual, score_cap; /* the factor of what a block adds; the soft cap of scores, or 0 */
 } Model;
 
 /* The rows of one request, which were admitted to its cache: `sees` `[rows, stride]` says for each row which of the
@@ -76,6 +80,7 @@ typedef struct {
     const Request *request;
     float *const *inputs; /* of each layer, and behind the last one: where to copy the rows; NULL for nowhere */
     int32_t (*still_needed)(void); /* asked before each layer */
+    const float *local_cos, *local_sin; /* as cos and sin, for layers with local positions; NULL if there are none */
 } Segment;
 
 enum Result { DONE, GIVEN_UP, NO_MEMORY, WRONG };
@@ -108,6 +113,8 @@ typedef struct {
     int64_t in_stride, items;
     bool adds;
     float *normed, *qkv, *attended, *gate_up, *gated;
+    float *added; /* `[T, D]`: what a block adds, */
+    const float *after; /* and its norm, or NULL */
     number8 *numbers8;
     number4 *numbers4;
     float *scales;
@@ -147,13 +154,19 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t size) {
     }
 }
 
-/* Write SiLU(gate) * up; all are `[size]`. */
-static void gate(const float *gate, const float *up, int64_t size, float *to) {
+/* GELU by tanh: x * (1 + tanh(y)) / 2 is x / (1 + exp(-2 * y)). */
+INLINE f8 gelu8(f8 x) {
+    f8 inner = x * 0.797884561f * (x * x * 0.044715f + 1.0f);
+    return x / (exp8(inner * -2.0f) + 1.0f);
+}
+
+/* Write SiLU(gate) * up, or GELU(gate) * up; all are `[size]`. */
+static void gate(const float *gate, const float *up, int64_t size, bool gelu, float *to) {
     for (int64_t i = 0; i < size; i += 8) {
         int64_t count = least(8, size - i);
         f8 g = count == 8 ? load8(gate + i) : load_rest8(gate + i, count);
         f8 u = count == 8 ? load8(up + i) : load_rest8(up + i, count);
-        f8 made = g / (exp8(-g) + 1.0f) * u;
+        f8 made = (gelu ? gelu8(g) : g / (exp8(-g) + 1.0f)) * u;
         for (int64_t lane = 0; lane < count; lane++) to[i + lane] = made[lane];
     }
 }
@@ -416,16 +429,17 @@ INLINE f8 load_held(Held held, int64_t at, bool small) {
     return small ? load_codes8((const int8_t *)held.numbers + at) : load8((const float *)held.numbers + at);
 }
 
-/* Write the scores of a query `[E]` for eight slots. */
-INLINE void scores_of(const float *q, int64_t size, Held keys, const int64_t slot[8], float scale, bool small,
-                      float *scores) {
+/* Write the scores of a query `[E]` for eight slots, with the model's factor and soft cap. */
+INLINE void scores_of(const float *q, const Model *m, Held keys, const int64_t slot[8], bool small, float *scores) {
+    int64_t size = m->head_dim;
     f8 sum[8] = {0};
     for (int64_t i = 0; i < size; i += 8) {
         f8 part = load8(q + i);
         UNROLL for (int j = 0; j < 8; j++) sum[j] += part * load_held(keys, slot[j] * size + i, small);
     }
-    f8 made = sums8(sum) * scale;
+    f8 made = sums8(sum) * m->scale;
     if (small) for (int j = 0; j < 8; j++) made[j] *= keys.scales[slot[j]];
+    if (m->score_cap != 0) made = tanh8(made / m->score_cap) * m->score_cap;
     store8(scores, made);
 }
 
@@ -515,7 +529,7 @@ INLINE void score_row(const Task *task, int64_t r, int64_t j, bool small) {
     const float *q = run->qkv + (task->chunk->row + r) * run->layer->qkv.outputs + task->head * group * m->head_dim;
     slots_of(task, r, j, slot);
     for (int64_t g = 0; g < group; g++)
-        scores_of(q + g * m->head_dim, m->head_dim, task->keys, slot, m->scale, small, scores_at(task, r, g) + j);
+        scores_of(q + g * m->head_dim, m, task->keys, slot, small, scores_at(task, r, g) + j);
 }
 
 /* Add the weighted values of the numbers `[j, last)` of the path of row r, at most eight, to its output. */
@@ -601,7 +615,8 @@ static void into_cache(void *job, int64_t item, int64_t thread) {
     const Slots *slots = &chunk->request->slots[l->slots];
     (void)thread;
     for (int64_t t = chunk->row; t < chunk->row + chunk->rows; t++) {
-        const float *cos = run->segment->cos + t * m->rotated, *sin = run->segment->sin + t * m->rotated;
+        const float *cos = (l->local ? run->segment->local_cos : run->segment->cos) + t * m->rotated;
+        const float *sin = (l->local ? run->segment->local_sin : run->segment->sin) + t * m->rotated;
         float *row = run->qkv + t * l->qkv.outputs;
         int64_t slot = chunk->slot + t - chunk->row - slots->first;
         for (int64_t head = 0; head < m->heads + m->kv_heads; head++) {
@@ -640,7 +655,7 @@ static void before_down(void *job, int64_t t, int64_t thread) {
     const float *both = run->gate_up + t * 2 * size;
     float *gated = run->gated + t * size;
     (void)thread;
-    gate(both, both + size, size, gated);
+    gate(both, both + size, size, run->model->gelu, gated);
     quantize_row(run, t, &run->layer->down, gated);
 }
 
@@ -651,11 +666,31 @@ static void last_norm(void *job, int64_t t, int64_t thread) {
     norm(x, run->model->norm, run->model->hidden, run->model->eps, x);
 }
 
+/* Add to a row what a block adds, normed and scaled. */
+static void add_block(void *job, int64_t t, int64_t thread) {
+    const Run *run = job;
+    const Model *m = run->model;
+    float *x = run->segment->x + t * m->hidden, *added = run->added + t * m->hidden;
+    (void)thread;
+    if (run->after) norm(added, run->after, m->hidden, m->eps, added);
+    for (int64_t i = 0; i < m->hidden; i++) x[i] += added[i] * m->residual;
+}
+
+/* Compute the last product of a block, and add it to the rows; `after` is the norm of what is added, or NULL. */
+static void last_product(Run *run, const Weight *w, const float *in, const float *after) {
+    if (!after && run->model->residual == 1) {
+        product(run, w, in, run->segment->x, true);
+        return;
+    }
+    product(run, w, in, run->added, false);
+    run->after = after;
+    pool_run(run->model->pool, add_block, run, run->segment->rows);
+}
+
 /* Compute one layer: x += o(attention(norm(x))), then x += down(gated(gate_up(norm(x)))). */
 static void layer(Run *run, const Layer *l) {
     Pool *pool = run->model->pool;
     int64_t rows = run->segment->rows;
-    float *x = run->segment->x;
     run->layer = l;
 
     pool_run(pool, before_qkv, run, rows);
@@ -663,12 +698,12 @@ static void layer(Run *run, const Layer *l) {
     pool_run(pool, into_cache, run, run->chunks);
     pool_run(pool, attention_item, run, run->chunks * run->model->kv_heads);
     if (is_quantized(&l->o)) pool_run(pool, before_o, run, rows);
-    product(run, &l->o, run->attended, x, true);
+    last_product(run, &l->o, run->attended, l->after_attention);
 
     pool_run(pool, before_gate_up, run, rows);
     product(run, &l->gate_up, run->normed, run->gate_up, false);
     pool_run(pool, before_down, run, rows);
-    product(run, &l->down, run->gated, x, true);
+    last_product(run, &l->down, run->gated, l->after_mlp);
 }
 
 /* --- a segment ---------------------------------------------------------------------------------------------------- */
@@ -709,6 +744,7 @@ static int64_t lay_out(Run *run, char *memory) {
     TAKE(attended, rows * m->heads * m->head_dim);
     TAKE(gate_up, rows * 2 * m->intermediate);
     TAKE(gated, rows * m->intermediate);
+    TAKE(added, rows * m->hidden);
     TAKE(numbers8, rows * run->wide);
     TAKE(numbers4, rows * run->wide);
     TAKE(scales, rows * run->groups);
@@ -809,6 +845,8 @@ EXPORTED int32_t slice_run(Slice *slice, const Segment *segment) {
         rows += segment->request[i].rows;
     }
     if (rows < 1 || rows != segment->rows) return WRONG;
+    for (int64_t i = 0; i < slice->model.layers; i++)
+        if (slice->model.layer[i].local && !(segment->local_cos && segment->local_sin)) return WRONG;
 
     const Model *m = run.model;
     measure(&run, most(m->hidden, most(m->intermediate, m->heads * m->head_dim)));

@@ -54,7 +54,9 @@ class CLayer(Structure):
     _fields_ = (
         _fields("attention_norm mlp_norm q_norm k_norm", c_void_p) +
         _fields("qkv o gate_up down", CWeight) +
-        _fields("window rotates slots place"))
+        _fields("window rotates slots place") +
+        _fields("after_attention after_mlp", c_void_p) +
+        _fields("local"))
 
 
 class CModel(Structure):
@@ -62,7 +64,9 @@ class CModel(Structure):
         _fields("hidden heads kv_heads head_dim rotated intermediate layers") +
         _fields("eps scale", c_float) +
         _fields("layer", POINTER(CLayer)) +
-        _fields("norm pool", c_void_p))
+        _fields("norm pool", c_void_p) +
+        _fields("gelu") +
+        _fields("residual score_cap", c_float))
 
 
 class CRequest(Structure):
@@ -79,7 +83,8 @@ class CSegment(Structure):
         _fields("x cos sin", c_void_p) +
         _fields("request", POINTER(CRequest)) +
         _fields("inputs", POINTER(c_void_p)) +
-        _fields("still_needed", StillNeeded))
+        _fields("still_needed", StillNeeded) +
+        _fields("local_cos local_sin", c_void_p))
 
 
 def request_of(admitted: AdmittedRows) -> CRequest:
@@ -127,7 +132,9 @@ class Weights:
 
     def norm_address(self, norm: nn.Module) -> int | None:
         """Return the address of a norm's weight; None if there is no norm."""
-        return self.address(norm.weight) if isinstance(norm, RMSNorm) else None
+        if not isinstance(norm, RMSNorm):
+            return None
+        return self.address(1 + norm.weight if norm.one_more else norm.weight)
 
     def linear_weight(self, *linears: Any) -> CWeight:
         """Pack linear layers that read the same inputs as one weight."""
