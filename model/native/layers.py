@@ -116,9 +116,9 @@ class NativeSlice:
             window=self.config.window(number),
             rotates=not skips_rotation,
             slots=sorted(set(cache_windows)).index(cache_window),
-            place=list(cache_windows[:layer_index]).count(cache_window),
-            local=self.body.local_rotary is not None and self.config.window(number) > 0)
+            place=list(cache_windows[:layer_index]).count(cache_window))
 
+        structure.local = self.body.local_rotary is not None and self.config.window(number) > 0
         structure.attention_norm = weights.norm_address(layer.input_layernorm)
         structure.mlp_norm = weights.norm_address(layer.post_attention_layernorm)
         structure.after_attention = weights.norm_address(layer.after_attention)
@@ -138,8 +138,8 @@ class NativeSlice:
             hidden=c.hidden, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim,
             rotated=int(c.head_dim * c.turned), intermediate=c.intermediate, layers=len(self.layers),
             eps=c.eps, scale=c.scales.scores or c.head_dim ** -0.5,
-            layer=self._structures, norm=self._weights.norm_address(self.body.norm),
-            gelu=c.family.gelu, residual=c.scales.residual, score_cap=c.scales.score_cap)
+            layer=self._structures, norm=self._weights.norm_address(self.body.norm))
+        model.gelu, model.residual, model.score_cap = c.family.gelu, c.scales.residual, c.scales.score_cap
         return start(self, self._library, model, num_threads)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: AdmittingRows,

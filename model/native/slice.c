@@ -1,8 +1,9 @@
 /* The layers of a stage: one call computes a segment in all of them.
  *
  * A layer is RMS norms, rotary positions, attention with grouped heads over a tree cache, and a gated feed-forward by
- * SiLU or GELU. Scores may have a soft cap, and the output of a block a norm and a factor. A row's bits depend on its own path only: each sum has a fixed order (lanes.h), and attention adds the slots
- * that the row sees in the order of its path. So other rows, the number of threads and the processor change nothing.
+ * SiLU or GELU. Scores may have a soft cap, and the output of a block a norm and a factor. A row's bits depend on its
+ * own path only: each sum has a fixed order (lanes.h), and attention adds the slots that the row sees in the order of
+ * its path. So other rows, the number of threads and the processor change nothing.
  * Everything here takes sizes as they are: `slice_check` compares those of a segment with the memory behind them.
  *
  * Shapes: T rows of a segment, D hidden size, H heads, K key/value heads, E head dimension, R rotated dimensions of a
