@@ -11,11 +11,24 @@ from eval.dsi.cases import output_tokens
 from eval.tables import markdown
 
 TARGET, DRAFTER, LOOKAHEAD, SERVERS = 7.0, 1.0, 1, 7
-MOMENTS = {"2T": 2 * TARGET, "4(T + d)": 4 * (TARGET + DRAFTER), "8T": 8 * TARGET, "8(T + d)": 8 * (TARGET + DRAFTER)}
+MOMENTS = {
+    "2T": 2 * TARGET,
+    "4(T + d)": 4 * (TARGET + DRAFTER),
+    "8T": 8 * TARGET,
+    "8(T + d)": 8 * (TARGET + DRAFTER),
+}
 METHODS = {"non-SI": "nonsi", "SI": "si", "DSI": "dsi"}
 PUBLISHED_TOKENS = {
-    "worst": {"non-SI": (2, 4, 8, 9), "SI": (1, 4, 7, 8), "DSI": (2, 4, 8, 9)},
-    "best": {"non-SI": (2, 4, 8, 9), "SI": (2, 8, 14, 16), "DSI": (8, 26, 50, 58)},
+    "worst": {
+        "non-SI": (2, 4, 8, 9),
+        "SI": (1, 4, 7, 8),
+        "DSI": (2, 4, 8, 9),
+    },
+    "best": {
+        "non-SI": (2, 4, 8, 9),
+        "SI": (2, 8, 14, 16),
+        "DSI": (8, 26, 50, 58),
+    },
 }
 
 
