@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 from itertools import cycle
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,6 +230,17 @@ def test_a_grammar_that_takes_too_long_is_refused_and_its_process_ended(monkeypa
 @pytest.mark.parametrize("text", ["x<end>y", "<end>", "  two", "\u00e9\U0001f600", 'a"b\\', "a\nb"])
 def test_a_text_is_written_with_ordinary_tokens(text):
     assert written(BYTES, Guide("choice", json.dumps([text]))) == bytes_of(text)
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_each_end_token_may_follow_a_complete_answer_alone(is_complete):
+    matcher = SimpleNamespace(
+        is_stopped=lambda: False, is_error=lambda: False, is_accepting=lambda: is_complete,
+        compute_ff_tokens=list, compute_bitmask=lambda: bytes([1, 0, 1 << 5, 0]))  # tokens 0 and 21
+    state = State(SimpleNamespace(matcher=matcher, end_ids={2, 13, 21}))
+    allowed_ids = [token_id for token_id in range(32) if state.allows(token_id)]
+    assert allowed_ids == ([0, 2, 13, 21] if is_complete else [0])
+    assert state.mask(32).nonzero()[0].tolist() == allowed_ids
 
 
 def test_a_special_token_of_a_grammar_does_not_end_the_answer():
