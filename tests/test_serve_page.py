@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.pipeline import Pipeline
 from serve.page_files import FILES
-from serve.text_chunks import END, _readable
+from serve.text_chunks import END, _readable, snapshot
 from tests.browser import MISSING, browser
 from tests.saved import wait_until
 from tests.serving import QUESTION, live
@@ -116,8 +117,7 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
     trees = [json.loads(data) for kind, _, data in events if kind == "event: tree\n"]
     chunks = [json.loads(data) for kind, _, data in events if not kind and data != "[DONE]"]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == plain
-    assert any(tree["guesses"] for tree in trees)
-    assert [tree["tokens"] for tree in trees] == sorted(tree["tokens"] for tree in trees)
+    assert trees and [tree["tokens"] for tree in trees] == sorted(tree["tokens"] for tree in trees)
     for tree in trees:
         ids = [guess["id"] for guess in tree["guesses"]]
         assert len(ids) == len(set(ids)) <= tree["live"]
@@ -126,6 +126,16 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
         assert len(tree["busy"]) in (0, 5)
         assert all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
         assert (tree["kind"], tree["profile"], tree["measured"]) == ("real", "none", False)
+
+
+def test_a_snapshot_shows_the_likeliest_live_guesses_with_their_text_and_whether_they_were_sent():
+    options = dict(profile="jetson-7b", time="virtual", max_new_tokens=24, processes=False)
+    with Pipeline.open("toy", **options) as pipeline:
+        generation, guesses = pipeline.submit(QUESTION), []
+        for _ in generation:
+            guesses += snapshot(generation, pipeline.text)["guesses"]
+    assert {guess["sent"] for guess in guesses} == {True, False}
+    assert any(guess["parent"] is None for guess in guesses) and all(guess["text"] for guess in guesses)
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
