@@ -129,7 +129,7 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
 
 
 def test_a_snapshot_shows_the_likeliest_live_guesses_with_their_text_and_whether_they_were_sent():
-    options = dict(profile="jetson-7b", time="virtual", max_new_tokens=24, processes=False)
+    options = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": 24, "processes": False}
     with Pipeline.open("toy", **options) as pipeline:
         generation, guesses = pipeline.submit(QUESTION), []
         for _ in generation:
