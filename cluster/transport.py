@@ -293,7 +293,7 @@ class ProcessLink(Receiver):
             arrived_at = arrived_at or time.monotonic()
 
             header = Header.read(header_numbers)
-            body = torch.empty(header.bytes, dtype=torch.uint8)
+            body = torch.empty(header.num_bytes, dtype=torch.uint8)
             if len(body):
                 wire.recv(body, peer)
             return header, body

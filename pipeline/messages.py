@@ -22,9 +22,9 @@ from model.cache import Survivors
 
 NOBODY = -1  # in place of a node id: no node
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
-LARGEST = 1 << 31  # maximum bytes of a body
+MAX_BODY_BYTES = 1 << 31  # maximum bytes of a body
 ABSENT = -1  # in place of a number of columns: there is no tensor
-NANO = 1e9  # nanoseconds per second
+NANOSECONDS = 1e9  # per second
 NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
@@ -57,13 +57,15 @@ class Segment:
         """Return the segment with only these rows, in this order; the segment itself if no row is dropped."""
         if len(rows) == len(self.nodes):
             return self
-        nodes = [self.nodes[i] for i in rows]
-        parents = [self.parents[i] for i in rows]
-        pos = [self.pos[i] for i in rows]
-        text = sum(i < self.text for i in rows)
+
+        nodes = [self.nodes[row] for row in rows]
+        parents = [self.parents[row] for row in rows]
+        pos = [self.pos[row] for row in rows]
+        num_text_rows = sum(row < self.text for row in rows)
+
         x = self.x[list(rows)]
         inner = None if self.inner is None else self.inner[list(rows)]
-        return Segment(self.request, nodes, parents, pos, text, x, inner, self.visits)
+        return Segment(self.request, nodes, parents, pos, num_text_rows, x, inner, self.visits)
 
 
 @dataclass
@@ -152,19 +154,20 @@ def segments_of(msg: Message) -> list[Segment]:
 def reports_of(msg: Message) -> list[Features]:
     """Return the features that rank 0 may receive at once: of a message's guesses, and of the newest row of its text.
     A draft reads the features of earlier text once the segment has come back."""
-    found = []
+    features = []
     for segment in segments_of(msg):
-        rows = segment.take(range(max(0, segment.text - 1), len(segment.nodes)))
+        first_row = max(0, segment.text - 1)
+        rows = segment.take(range(first_row, len(segment.nodes)))
         if rows.nodes and rows.inner is not None:
-            layers = rows.inner.shape[1] // rows.x.shape[1]
-            found.append(Features(rows.request, layers, rows.nodes, rows.inner))
-    return found
+            num_layers = rows.inner.shape[1] // rows.x.shape[1]
+            features.append(Features(rows.request, num_layers, rows.nodes, rows.inner))
+    return features
 
 
-def newest(msg: Message) -> int:
+def newest_request(msg: Message) -> int:
     """Return the highest request number in a message; -1 if there is none."""
-    requests = [segment.request for segment in segments_of(msg)]
-    return max(requests, default=getattr(msg, "request", -1))
+    request_numbers = [segment.request for segment in segments_of(msg)]
+    return max(request_numbers, default=getattr(msg, "request", -1))
 
 
 def facts_of(msg: Message) -> dict[str, Any]:
@@ -181,30 +184,32 @@ class Header(NamedTuple):
     """The layout of a body: integers, then the tensors `x` and `inner`."""
 
     kind: int
-    numbers: int = 0
-    rows: int = 0  # of each tensor
-    width: int = 0  # columns of `x`; 0: one-dimensional
-    inner: int = ABSENT  # columns of `inner`
-    dtype: int = 0  # of both, an index into DTYPES
+    num_integers: int = 0
+    num_rows: int = 0  # of each tensor
+    x_columns: int = 0  # 0: `x` is one-dimensional
+    inner_columns: int = ABSENT
+    dtype: int = 0  # of both tensors, an index into DTYPES
 
     @staticmethod
-    def read(given: Tensor) -> Header:
+    def read(header_tensor: Tensor) -> Header:
         """Parse a header from `int64[6]`; raises ValueError for an impossible one."""
-        header = Header(*given.tolist())
+        header = Header(*header_tensor.tolist())
         if not 0 <= header.kind < len(KINDS):
             raise ValueError(f"a message of unknown kind {header.kind}")
-        sizes = header.numbers, header.rows, header.width, header.inner - ABSENT
-        possible = all(0 <= size <= LARGEST for size in sizes)
-        if not possible or not 0 <= header.dtype < len(DTYPES) or header.bytes > LARGEST:
+
+        sizes = header.num_integers, header.num_rows, header.x_columns, header.inner_columns - ABSENT
+        has_possible_sizes = all(0 <= size <= MAX_BODY_BYTES for size in sizes)
+        has_known_dtype = 0 <= header.dtype < len(DTYPES)
+        if not has_possible_sizes or not has_known_dtype or header.num_bytes > MAX_BODY_BYTES:
             raise ValueError(f"a message of impossible size or type ({', '.join(map(str, header))})")
         return header
 
     @property
-    def bytes(self) -> int:
-        """Size of the body in bytes."""
-        columns = max(self.width, 1) + max(self.inner, 0)
-        element = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
-        return 8 * self.numbers + self.rows * columns * element
+    def num_bytes(self) -> int:
+        """Size of the body."""
+        num_columns = max(self.x_columns, 1) + max(self.inner_columns, 0)
+        element_bytes = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
+        return 8 * self.num_integers + self.num_rows * num_columns * element_bytes
 
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
@@ -218,56 +223,62 @@ def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
     header, body = packet()
     if KINDS[header.kind] is not Batch:
         return _decoded(header, body)
-    count, = _leading_numbers(header, body)
-    return Batch([_part(*packet()) for _ in range(count)])
+    num_segments, = _leading_integers(header, body)
+    return Batch([_segment_of_batch(*packet()) for _ in range(num_segments)])
 
 
-def _part(header: Header, body: Tensor) -> Segment:
-    part = _decoded(header, body)
-    if not isinstance(part, Segment):
-        raise ValueError(f"a {type(part).__name__} in place of a segment")
-    return part
+def _segment_of_batch(header: Header, body: Tensor) -> Segment:
+    segment = _decoded(header, body)
+    if not isinstance(segment, Segment):
+        raise ValueError(f"a {type(segment).__name__} in place of a segment")
+    return segment
 
 
 def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
-    numbers = _numbers(msg)
+    integers = _integers(msg)
     x: Tensor = getattr(msg, "x", NO_ROWS)
     inner: Tensor | None = getattr(msg, "inner", None)
-    width = x.shape[1] if x.dim() == 2 else 0
-    columns = ABSENT if inner is None else inner.shape[1]
+
+    # header
     kind, dtype = KINDS.index(type(msg)), DTYPES.index(x.dtype)
-    header = Header(kind, len(numbers), len(x), width, columns, dtype)
-    if header.bytes > LARGEST:
-        raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to send: give a smaller "
+    x_columns = x.shape[1] if x.dim() == 2 else 0
+    inner_columns = ABSENT if inner is None else inner.shape[1]
+    header = Header(kind, len(integers), len(x), x_columns, inner_columns, dtype)
+    if header.num_bytes > MAX_BODY_BYTES:
+        raise ValueError(f"a {type(msg).__name__} of {header.num_bytes} bytes is too large to send: give a smaller "
                          "prefill_chunk")
-    parts = [torch.tensor(numbers, dtype=torch.int64), x]
-    if inner is not None and columns:
+
+    # body
+    tensors = [torch.tensor(integers, dtype=torch.int64), x]
+    if inner is not None and inner_columns:
         assert inner.dtype == x.dtype, f"a segment has one type, but holds {x.dtype} and {inner.dtype}"
-        parts.append(inner)
-    return torch.tensor(header), _gathered(parts, header.bytes)
+        tensors.append(inner)
+    return torch.tensor(header), _joined_bytes(tensors, header.num_bytes)
 
 
-def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
+def _joined_bytes(tensors: Sequence[Tensor], num_bytes: int) -> Tensor:
     """Join tensors to one body on the host. CUDA tensors are copied through pinned memory, with one synchronization."""
-    cuda = next((part.device for part in parts if part.is_cuda), None)
-    body = torch.empty(size, dtype=torch.uint8, pin_memory=cuda is not None)
-    at = 0
-    for part in parts:
-        if part.numel():  # an empty tensor cannot be viewed as another type
-            flat = part.contiguous().view(-1).view(torch.uint8)
-            body[at:at + len(flat)].copy_(flat, non_blocking=True)
-            at += len(flat)
-    if cuda:
-        torch.cuda.current_stream(cuda).synchronize()
+    cuda_device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    body = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=cuda_device is not None)
+
+    offset = 0
+    for tensor in tensors:
+        if tensor.numel():  # an empty tensor cannot be viewed as another type
+            tensor_bytes = tensor.contiguous().view(-1).view(torch.uint8)
+            body[offset:offset + len(tensor_bytes)].copy_(tensor_bytes, non_blocking=True)
+            offset += len(tensor_bytes)
+
+    if cuda_device:
+        torch.cuda.current_stream(cuda_device).synchronize()
     return body
 
 
-def _numbers(msg: Message) -> list[int]:
+def _integers(msg: Message) -> list[int]:
     """Return the integers of a message's body."""
     if isinstance(msg, Segment):
         visits: list[int] = []
         for rows, seconds in msg.visits:
-            visits += rows, round(seconds * NANO)
+            visits += rows, round(seconds * NANOSECONDS)
         return [msg.request, msg.text, *visits, *msg.nodes, *msg.parents, *msg.pos]
     if isinstance(msg, Features):
         return [msg.request, msg.layers, *msg.nodes]
@@ -278,49 +289,58 @@ def _numbers(msg: Message) -> list[int]:
     return list(astuple(msg))
 
 
-def _leading_numbers(header: Header, body: Tensor) -> list[int]:
+def _leading_integers(header: Header, body: Tensor) -> list[int]:
     """Return the integers at the beginning of a body."""
-    if len(body) != header.bytes:
-        raise ValueError(f"a body of {len(body)} bytes instead of {header.bytes}")
-    if not header.numbers:
+    if len(body) != header.num_bytes:
+        raise ValueError(f"a body of {len(body)} bytes instead of {header.num_bytes}")
+    if not header.num_integers:
         return []
-    return body[:8 * header.numbers].view(torch.int64).tolist()  # type: ignore[no-any-return]
+    return body[:8 * header.num_integers].view(torch.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _decoded(header: Header, body: Tensor) -> Message:
     """Decode a packet that is no batch; the message's tensors are views of the body."""
-    numbers = _leading_numbers(header, body)
+    integers = _leading_integers(header, body)
+    num_rows, dtype = header.num_rows, DTYPES[header.dtype]
+
+    # tensors
+    elements = torch.empty(0, dtype=dtype)
+    if num_rows:
+        elements = body[8 * header.num_integers:].view(dtype)
+    x_size = num_rows * max(header.x_columns, 1)
+    x, inner_elements = elements[:x_size], elements[x_size:]
+    if header.x_columns:
+        x = x.view(num_rows, header.x_columns)
+
+    # message
     kind: Any = KINDS[header.kind]
-    rows, dtype = header.rows, DTYPES[header.dtype]
-    payload = torch.empty(0, dtype=dtype)
-    if rows:
-        payload = body[8 * header.numbers:].view(dtype)
-    end = rows * max(header.width, 1)
-    x, rest = payload[:end], payload[end:]
-    if header.width:
-        x = x.view(rows, header.width)
     if kind is Segment:
-        inner = None if header.inner == ABSENT else rest.view(rows, header.inner)
-        return _segment(numbers, x, inner)
-    if kind is Features and len(numbers) == rows + 2 and numbers[1] > 0 and header.width % numbers[1] == 0:
-        return Features(numbers[0], numbers[1], numbers[2:], x)
-    if kind is Prune and len(numbers) > 3:
-        request, tip, parent, horizon = numbers[:4]
-        return Prune(request, tip, parent, horizon, numbers[4:])
-    if kind in (Reset, Start, Stop) and len(numbers) == len(fields(kind)):
-        return kind(*numbers)  # type: ignore[no-any-return]
-    raise ValueError(f"a {kind.__name__} of {len(numbers)} numbers")
+        has_inner = header.inner_columns != ABSENT
+        return _segment(integers, x, inner_elements.view(num_rows, header.inner_columns) if has_inner else None)
+    if kind is Features and len(integers) == num_rows + 2:
+        request, num_layers, *nodes = integers
+        if num_layers > 0 and header.x_columns % num_layers == 0:
+            return Features(request, num_layers, nodes, x)
+    if kind is Prune and len(integers) > 3:
+        request, tip, parent, horizon, *kept_nodes = integers
+        return Prune(request, tip, parent, horizon, kept_nodes)
+    if kind in (Reset, Start, Stop) and len(integers) == len(fields(kind)):
+        return kind(*integers)  # type: ignore[no-any-return]
+    raise ValueError(f"a {kind.__name__} of {len(integers)} numbers")
 
 
-def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
-    rows = len(x)
-    begin = len(numbers) - 3 * rows  # where the nodes begin, after request, text and visits
-    if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
-        raise ValueError(f"a segment of {rows} rows with {len(numbers)} contradictory numbers")
-    request, text, *visited = numbers[:begin]
-    counted = zip(visited[::2], visited[1::2])
-    visits = tuple(Visit(count, took / NANO) for count, took in counted)
+def _segment(integers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
+    num_rows = len(x)
+    num_leading = len(integers) - 3 * num_rows  # request, text and visits, before nodes, parents and positions
+    if num_leading < 2 or num_leading % 2 or not 0 <= integers[1] <= num_rows:
+        raise ValueError(f"a segment of {num_rows} rows with {len(integers)} contradictory numbers")
+
+    request, num_text_rows, *visit_integers = integers[:num_leading]
+    visit_pairs = zip(visit_integers[::2], visit_integers[1::2])
+    visits = tuple(Visit(visit_rows, nanoseconds / NANOSECONDS) for visit_rows, nanoseconds in visit_pairs)
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
-        raise ValueError(f"a segment of {rows} rows with an impossible visit of a stage")
-    nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
-    return Segment(request, nodes, others[:rows], others[rows:], text, x, inner, visits)
+        raise ValueError(f"a segment of {num_rows} rows with an impossible visit of a stage")
+
+    of_rows = integers[num_leading:]
+    nodes, parents, pos = of_rows[:num_rows], of_rows[num_rows:2 * num_rows], of_rows[2 * num_rows:]
+    return Segment(request, nodes, parents, pos, num_text_rows, x, inner, visits)

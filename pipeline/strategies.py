@@ -82,8 +82,10 @@ def autoregressive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfi
     while True:
         while segment := tree.cut(1, cfg.chunk):
             target.send(segment)
+
         while target.in_flight:
             yield from target.wait()
+
         yield verify(tree)
 
 
@@ -92,10 +94,13 @@ def serial(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
+
         while segment := tree.cut(None, cfg.chunk):
             target.send(segment)
+
         while target.in_flight:
             yield from target.wait()
+
         yield verify(tree)
         target.prune()
 
@@ -105,11 +110,14 @@ def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
-        share = -(-tree.pending // target.depth)
-        while segment := tree.cut(share, cfg.chunk):
+
+        rows_per_segment = -(-tree.pending // target.depth)
+        while segment := tree.cut(rows_per_segment, cfg.chunk):
             target.send(segment)
+
         while target.in_flight:
             yield from target.wait()
+
         yield verify(tree)
         target.prune()
 
@@ -119,13 +127,15 @@ def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
+
         while segment := tree.cut(cfg.init.segment, cfg.chunk):
             target.send(segment)
+
         while not tree.unsent:  # an answer for the tip is on its way
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
-                yield new
+                yield new_tokens
 
 
 def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
@@ -136,16 +146,18 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
             while (yield from draft.grow(tree, cfg.init.young)):
                 pass
             target.send(tree.cut(cfg.init.segment, cfg.chunk))
+
         while not target.ready() and (yield from draft.grow(tree, growth)):
             pass
         while target.has_room and (segment := tree.cut(growth.segment, cfg.chunk)):
             target.send(segment)
+
         yield from target.wait()
-        if new := verify(tree):
+        if new_tokens := verify(tree):
             target.prune()
             draft.refresh()
             growth = cfg.init if tree.unsent else cfg.expand
-            yield new
+            yield new_tokens
         elif tree.live:
             growth = growth.deeper(cfg.idle)
 
@@ -156,12 +168,13 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
         if segment := tree.cut(cfg.layer.segment, cfg.chunk):
             target.send(segment)
             tree.forget()
+
         yield from draft.grow(tree, cfg.layer)
         if not segment or not target.has_room:
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
-                yield new
+                yield new_tokens
 
 
 def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
@@ -169,13 +182,15 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     while True:
         while tree.unsent:
             target.send(tree.cut(1, cfg.chunk))
+
         while not target.ready() and tree.pending < cfg.run and (yield from draft.grow(tree, cfg.chain)):
             pass
+
         if target.ready() or not target.has_room or not (segment := tree.cut(cfg.run)):
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
-                yield new
+                yield new_tokens
         else:
             target.send(segment)
 
@@ -189,10 +204,12 @@ def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
     while True:
         while segment := tree.cut(None, cfg.chunk):
             target.send(segment)
+
         while target.in_flight:
-            room = tree.pending < cfg.init.nodes
-            if target.ready() or not room or not (yield from draft.grow(tree, cfg.chain)):
+            is_full = tree.pending >= cfg.init.nodes
+            if target.ready() or is_full or not (yield from draft.grow(tree, cfg.chain)):
                 yield from target.wait()
+
         yield verify(tree)
         target.prune()
 
@@ -205,14 +222,17 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
     """
     growth = cfg.outcomes
     while True:
-        levels = 0 if tree.waiting else growth.outcome_levels
-        while levels and (yield from draft.grow(tree, growth)):
-            levels -= 1
+        num_levels = 0 if tree.waiting else growth.outcome_levels
+        while num_levels and (yield from draft.grow(tree, growth)):
+            num_levels -= 1
+
         while tree.unsent:
             target.send(tree.cut(growth.segment, cfg.chunk))
+
         while target.in_flight:
             if target.ready() or not (yield from draft.grow(tree, growth)):
                 yield from target.wait()
+
         yield verify(tree)
         target.prune()
         draft.refresh()
@@ -226,10 +246,10 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     while True:
         if target.ready():
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
                 draft.refresh()
-                yield new
+                yield new_tokens
         elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
             pass  # guesses that leave with a bare tip do not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
@@ -243,9 +263,9 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
     while True:
         if target.ready():
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
-                yield new
+                yield new_tokens
         elif target.free and (segment := tree.cut(1, cfg.chunk)):
             target.send(segment)
         elif tree.pending or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
@@ -254,18 +274,18 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Draft a chain without waiting; the tip leaves at once, every `lookahead` guesses go to a free replica (DSI)."""
-    enough = cfg.lookahead
+    num_guesses = cfg.lookahead
     while True:
         if target.ready():
             yield from target.wait()
-            if new := verify(tree):
+            if new_tokens := verify(tree):
                 target.prune()
-                yield new
-        elif tree.unsent or (target.free and tree.pending >= enough):
+                yield new_tokens
+        elif tree.unsent or (target.free and tree.pending >= num_guesses):
             target.send(tree.cut(None, cfg.chunk))
-            enough = cfg.lookahead
+            num_guesses = cfg.lookahead
         elif not (yield from draft.grow(tree, cfg.coupled)):
-            enough = 1  # there are no more guesses to wait for
+            num_guesses = 1  # there are no more guesses to wait for
             yield from target.wait_until_free()
 
 

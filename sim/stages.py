@@ -98,7 +98,7 @@ class VirtualStage:
         self._send, self._report, self._trace = send, report, trace
         self._clock = VirtualClock()
         stage_trace = StageTrace(trace, self._clock)
-        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.kept), reports=work.reports)
+        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.kept), reports_features=work.reports)
         self.stage.clock = self._clock
         self._queue: deque[Message] = deque()
         self._computing: list[Segment] = []

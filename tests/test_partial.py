@@ -126,11 +126,11 @@ def test_a_stage_reports_what_it_and_those_before_have_made_of_live_rows():
     segment = Segment(3, [0, 1, 2], [0, 0, 1], [0, 1, 2], 2, torch.tensor([5, 17, 40]), torch.empty(3, 0))
     for reports in (True, False):
         made = Stage(DEEP.slice(0, 4), lambda: CONFIG.cache(4, 64, DEEP.lm_head.weight), inner_layers=[1, 3],
-                     reports=reports)
+                     reports_features=reports)
         done = made.apply(segment)
         assert len(made.reports_of(done)) == reports
     assert done.inner.shape == (3, 2 * CONFIG.hidden)
-    made.reports = True
+    made.reports_features = True
     said, = made.reports_of(done)
     assert (said.request, said.layers, said.nodes) == (3, 2, [1, 2]), "text before the tip is read once it is back"
     assert torch.equal(said.x, done.inner[1:])

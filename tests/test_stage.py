@@ -21,7 +21,7 @@ AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 def stage() -> Stage:
     made = Stage(TINY.slice(0, 4),
-                 lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), requests=2)
+                 lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), num_requests=2)
     made.apply(TEXT)
     return made
 
@@ -104,7 +104,7 @@ def test_the_caches_of_all_requests_are_taken_at_the_start_and_used_again():
         taken.append(CONFIG.cache(4, 64, TINY.lm_head.weight))
         return taken[-1]
 
-    served = Stage(TINY.slice(0, 4), new_cache, requests=3)
+    served = Stage(TINY.slice(0, 4), new_cache, num_requests=3)
     assert len(taken) == 3
     for request in range(5):
         served.apply(other(request, [10 * request, 10 * request + 1, 10 * request + 2]))

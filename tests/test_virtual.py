@@ -18,7 +18,7 @@ from launch.run import run
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.link import Link
-from pipeline.messages import Message, Prune, Reset, Segment, Start, newest
+from pipeline.messages import Message, Prune, Reset, Segment, Start, newest_request
 from pipeline.stage import Stage
 from pipeline.trace import OFF, read
 from sim.clock import VirtualClock
@@ -160,7 +160,7 @@ def test_a_stage_in_virtual_time_passes_on_and_holds_what_a_real_stage_does():
             event(moment)
         if result is not None:
             theirs = passed.pop()
-            assert type(theirs) is type(result) and newest(theirs) == newest(result)
+            assert type(theirs) is type(result) and newest_request(theirs) == newest_request(result)
             assert getattr(theirs, "nodes", []) == getattr(result, "nodes", [])
         assert not passed
 

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from cluster.transport import Inbox
 from config.failure import PeerLost
 from pipeline import messages
-from pipeline.messages import DTYPES, LARGEST, Batch, Header, Prune, Reset, Segment, Start, Stop, packets, receive
+from pipeline.messages import (
+    DTYPES,
+    MAX_BODY_BYTES,
+    Batch,
+    Header,
+    Prune,
+    Reset,
+    Segment,
+    Start,
+    Stop,
+    packets,
+    receive,
+)
 
 IDS = st.integers(0, 2**62)
 
@@ -115,10 +127,10 @@ def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_
         header = Header.read(torch.tensor(numbers))
     except ValueError:
         return
-    assert header.bytes <= LARGEST
-    if header.bytes < 1 << 16:
+    assert header.num_bytes <= MAX_BODY_BYTES
+    if header.num_bytes < 1 << 16:
         with suppress(ValueError):
-            receive(lambda: (header, torch.zeros(header.bytes, dtype=torch.uint8)))
+            receive(lambda: (header, torch.zeros(header.num_bytes, dtype=torch.uint8)))
 
 
 def test_a_body_of_another_length_than_its_header_says_is_refused():
@@ -138,7 +150,7 @@ def test_a_body_of_another_length_than_its_header_says_is_refused():
     (Batch, [], 0, "expected 1"), (Batch, [1, 1], 0, "expected 1")])
 def test_numbers_of_another_count_or_that_contradict_each_other_are_refused(kind, numbers, rows, sentence):
     header = Header(messages.KINDS.index(kind), len(numbers), rows, 4, dtype=1)
-    body = torch.zeros(header.bytes, dtype=torch.uint8)
+    body = torch.zeros(header.num_bytes, dtype=torch.uint8)
     if numbers:
         body[:8 * len(numbers)].view(torch.int64)[:] = torch.tensor(numbers)
     with pytest.raises(ValueError, match=sentence):
@@ -146,7 +158,7 @@ def test_numbers_of_another_count_or_that_contradict_each_other_are_refused(kind
 
 
 def test_a_segment_that_is_too_large_is_refused_where_it_is_sent(monkeypatch):
-    monkeypatch.setattr(messages, "LARGEST", 100)
+    monkeypatch.setattr(messages, "MAX_BODY_BYTES", 100)
     with pytest.raises(ValueError, match="give a smaller prefill_chunk"):
         packets(Segment(0, [1, 2], [0, 1],
                         [1, 2], 0, torch.zeros(2, 30)))

@@ -245,8 +245,8 @@ def stages_of(tiny: Tiny, stages: int, draft: Any = None) -> list[Stage]:
         if network.source == "spd":
             inner, reports = network.network.inner, True
     return [Stage(tiny.slice(a, b),
-                  partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
-                  inner_layers=[i for i in inner if a <= i < b], reports=reports)
+                  partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), num_requests=PLACES,
+                  inner_layers=[i for i in inner if a <= i < b], reports_features=reports)
             for a, b in zip(bounds, bounds[1:])]
 
 

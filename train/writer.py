@@ -41,7 +41,7 @@ def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
 def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
     """Return a pipeline of one stage in this process, for `requests` requests at once of at most `capacity` rows each.
     A draft reads the inputs of its `inner` layers."""
-    stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, requests=requests)
+    stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, num_requests=requests)
     return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
 
