@@ -3,7 +3,7 @@
 It knows nothing about text, since prompts and answers are token ids, nor about how guesses are made. A request advances
 by the steps of its strategy, and waits when the strategy yields `WAIT` or a draft's `Reading`. An abandoned request is
 removed from every stage. A request may begin with a text that the stages still hold: texts of ended requests stay in
-unused places, and the least recently used one is evicted first.
+unused caches, and the least recently used one is evicted first.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pipeline.requests import TRIES, RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF
 
-LEAST = 16  # minimum number of shared tokens for which a text is reused
-FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
+MIN_SHARED_TOKENS = 16  # for which a text is reused
+GROWTH_FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def by_position(lengths: Sequence[int]) -> list[float]:
     Of trees that are verified whole, this is vLLM's "Per-position acceptance rate"; the sum of the rates plus one is
     its "Mean acceptance length".
     """
-    return [sum(length > place for length in lengths) / len(lengths) for place in range(1, max(lengths, default=0))]
+    return [sum(length > position for length in lengths) / len(lengths)
+            for position in range(1, max(lengths, default=0))]
 
 
 class Decoding:
@@ -144,17 +145,18 @@ class Decoding:
         self.ended = False
         self.error: BaseException | None = None  # raised when the answer is read
         self.reading: Reading | None = None  # present while the request waits for a network
-        self._begun: float | None = None  # time of the first step
-        self._segments = 0  # number of segments sent before the last loss
+        self._begin_time: float | None = None  # of the first step
+        self._segments_before_loss = 0
         self._prefill_verifications = 0
 
     def restart(self) -> None:
         """Reset the request after a loss: the stages are empty, so prompt and answer so far become unsent text."""
         self._steps.close()
-        self._segments += self.target.segments
+        self._segments_before_loss += self.target.segments
         self.reading = None
-        prompt = self.answer.prompt_tokens
-        self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens, self.request.law)
+
+        num_prompt_tokens = self.answer.prompt_tokens
+        self.tree = self.tree.again(num_prompt_tokens, num_prompt_tokens + self.answer.new_tokens, self.request.law)
 
     def start(self, target: RequestTarget, draft: Draft, steps: Progress) -> None:
         """Start the request, or start it again after a loss."""
@@ -164,11 +166,12 @@ class Decoding:
     def advance(self, read: Read | None = None) -> bool:
         """Advance until the request waits or settles tokens; return whether it settled tokens or ended."""
         self.reading = None
-        if self._begun is None:
-            self._begun = self.target.ring.clock.now()
+        if self._begin_time is None:
+            self._begin_time = self.target.ring.clock.now()
         if self.answer.finish_reason:
             self.ended = True
             return True
+
         try:
             step = self._steps.send(read)
             if isinstance(step, list):
@@ -178,59 +181,71 @@ class Decoding:
         except Exception as error:  # ends this request alone
             self.ended, self.error = True, error
             return True
+
         self.reading = step if isinstance(step, Reading) else None
         return isinstance(step, list)
 
     def _settle(self, tokens: list[int]) -> None:
         """Add settled tokens to the answer, up to the answer's end."""
-        assert tokens and self._begun is not None, "a strategy settled no token"
+        assert tokens and self._begin_time is not None, "a strategy settled no token"
         answer, tree, target = self.answer, self.tree, self.target
         tree.release(self.draft.consumed)
-        new, answer.finish_reason = self._take(tokens)
-        seconds = target.ring.clock.now() - self._begun
+        new_tokens, answer.finish_reason = self._until_end(tokens)
+
+        # times and verifications
+        seconds = target.ring.clock.now() - self._begin_time
         if not answer.token_ids:
             answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
             self._prefill_verifications = tree.verifications
         else:
             num_verifications = tree.verifications - self._prefill_verifications
             num_empty = num_verifications - len(answer.accepted_lengths) - 1
-            answer.accepted_lengths += [*[0] * num_empty, len(new)]
-        self._note_logprobs(len(tokens), len(new))
-        for node in tree.trunk[-len(tokens) - 1:-1][:len(new)]:
-            answer.divergence += tree.nodes[node].divergence
-        answer.token_ids += new
+            answer.accepted_lengths += [*[0] * num_empty, len(new_tokens)]
         answer.decode_seconds = seconds - answer.prefill_seconds
-        answer.misses = max(tree.misses, 0)
-        answer.segments = self._segments + target.segments
+
+        # facts about each token, from the node before it and from its own
+        self._note_logprobs(len(tokens), len(new_tokens))
+        for node in tree.trunk[-len(tokens) - 1:-1][:len(new_tokens)]:
+            answer.divergence += tree.nodes[node].divergence
         for node in tree.trunk[-len(tokens):]:
             proposals = tree.nodes[node].proposals
             answer.sources.update(proposals.keys())
             answer.plain_tokens += not proposals and not target.guesses
-        self.settled.append(new)
 
-    def _take(self, tokens: list[int]) -> tuple[list[int], str]:
+        # totals so far
+        answer.misses = max(tree.misses, 0)
+        answer.segments = self._segments_before_loss + target.segments
+
+        answer.token_ids += new_tokens
+        self.settled.append(new_tokens)
+
+    def _until_end(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens up to the end of the answer, and the finish reason if the answer ends there."""
-        request, limit = self.request, self.tree.limit
-        room = limit - self.answer.prompt_tokens - self.answer.new_tokens
-        ends = request.grammar.end_ids if request.grammar else request.end
-        for i, token in enumerate(tokens[:room], 1):
-            if token in ends or request.stop(token):
-                return tokens[:i], "stop"
-        if len(tokens) < room:
-            return tokens, ""
-        wished = len(request.prompt) + request.max_new_tokens
-        return tokens[:room], "length" if limit == wished else "context"
+        request, max_tokens = self.request, self.tree.limit
+        num_tokens_left = max_tokens - self.answer.prompt_tokens - self.answer.new_tokens
+        end_ids = request.grammar.end_ids if request.grammar else request.end
 
-    def _note_logprobs(self, settled: int, new: int) -> None:
-        """Copy log-probabilities from the tree: of the first `new` settled tokens, and of the prompt."""
+        for num_tokens, token in enumerate(tokens[:num_tokens_left], 1):
+            if token in end_ids or request.stop(token):
+                return tokens[:num_tokens], "stop"
+        if len(tokens) < num_tokens_left:
+            return tokens, ""
+
+        requested_tokens = len(request.prompt) + request.max_new_tokens
+        return tokens[:num_tokens_left], "length" if max_tokens == requested_tokens else "context"
+
+    def _note_logprobs(self, num_settled: int, num_new: int) -> None:
+        """Copy log-probabilities from the tree: of the first `num_new` settled tokens, and of the prompt."""
         answer, tree = self.answer, self.tree
         if self.request.likeliest is None:
             return
+
         if not answer.token_ids:
-            first = [tree.nodes[node].logprob for node in tree.trunk[:answer.prompt_tokens - 1]]
-            answer.prompt_logprobs += [logprob for logprob in first if logprob]
-        before = tree.trunk[-settled - 1:-1]
-        answer.logprobs += [tree.nodes[node].logprob for node in before[:new]]
+            prompt_logprobs = [tree.nodes[node].logprob for node in tree.trunk[:answer.prompt_tokens - 1]]
+            answer.prompt_logprobs += [logprob for logprob in prompt_logprobs if logprob]
+
+        nodes_before = tree.trunk[-num_settled - 1:-1]
+        answer.logprobs += [tree.nodes[node].logprob for node in nodes_before[:num_new]]
 
 
 class Settled:
@@ -242,7 +257,7 @@ class Settled:
 
     def __init__(self, decoding: Decoding, decoder: Decoder, waits: bool) -> None:
         self._decoding, self._decoder, self._waits = decoding, decoder, waits
-        self._begun = self._closed = False
+        self._is_begun = self._is_closed = False
 
     @property
     def tree(self) -> TokenTree:
@@ -263,8 +278,8 @@ class Settled:
         return ring.pacing.first_stage.whereabouts(ring.clock.now())
 
     def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._is_begun:
+            self._is_begun = True
             self._decoder.add(self._decoding)
 
     def __iter__(self) -> Settled:
@@ -273,8 +288,9 @@ class Settled:
     def __next__(self) -> list[int]:
         decoding = self._decoding
         try:
-            if self._closed:
+            if self._is_closed:
                 raise StopIteration
+
             self.begin()
             while not decoding.settled:
                 if decoding.ended:
@@ -288,9 +304,9 @@ class Settled:
         return decoding.settled.popleft()
 
     def close(self) -> None:
-        open_ = self._begun and not self._closed
-        self._closed = True  # before `remove`, which may raise PeerLost
-        if open_:
+        was_open = self._is_begun and not self._is_closed
+        self._is_closed = True  # before `remove`, which may raise PeerLost
+        if was_open:
             self._decoder.remove(self._decoding)
 
     __del__ = close
@@ -304,8 +320,8 @@ class RequestDraft(Draft):
 
     def __init__(self, draft: Draft, target: RequestTarget) -> None:
         self._draft, self._target = draft, target
-        self._tip = -1  # at the last growth while resting
-        self._live: set[int] = set()  # guesses after the last traced growth
+        self._resting_tip = -1  # at the last growth while resting
+        self._traced_guesses: set[int] = set()  # live after the last traced growth
 
     def refresh(self) -> None:
         self._draft.refresh()
@@ -314,9 +330,11 @@ class RequestDraft(Draft):
         if self._target.guesses:
             with self._span(tree):
                 return (yield from self._draft.grow(tree, growth, worth_drafting))
-        if tree.tip == self._tip:
+
+        if tree.tip == self._resting_tip:
             return False
-        self._tip = tree.tip
+
+        self._resting_tip = tree.tip
         tree.forget()
         self._draft.refresh()
         with self._span(tree):
@@ -329,17 +347,17 @@ class RequestDraft(Draft):
     @contextmanager
     def _traced(self, tree: TokenTree) -> Iterator[None]:
         """Trace a span with the added guesses, and the guesses that died since the previous growth."""
-        live, first = len(tree.live), tree.horizon
-        facts: dict[str, list[Any]] = {name: [] for name in FACTS}
-        with self._target.ring.trace.span("grow", live=live, **facts):
+        num_live, first_new = len(tree.live), tree.horizon
+        facts: dict[str, list[Any]] = {name: [] for name in GROWTH_FACTS}
+        with self._target.ring.trace.span("grow", live=num_live, **facts):
             yield
-            new = [node for node in range(first, tree.horizon) if node in tree.live]
-            guesses = [(node, tree.nodes[node]) for node in new]
-            rows = [(node, guess.token, guess.parent, guess.score) for node, guess in guesses]
-            for name, column in zip(FACTS, zip(*rows)):
+
+            new_guesses = [(node, tree.nodes[node]) for node in range(first_new, tree.horizon) if node in tree.live]
+            rows = [(node, guess.token, guess.parent, guess.score) for node, guess in new_guesses]
+            for name, column in zip(GROWTH_FACTS, zip(*rows)):
                 facts[name] += column
-            facts["gone"] += self._live - tree.live
-            self._live = set(tree.live)
+            facts["gone"] += self._traced_guesses - tree.live
+            self._traced_guesses = set(tree.live)
 
 
 @dataclass
@@ -352,59 +370,60 @@ class Prefix:
     draft: Draft
     ended: bool  # whether the request has ended: then its caches are reused, else copied
 
-    def shared(self, tokens: Sequence[int]) -> int:
+    def num_shared(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens need not be read again.
 
         The last common token is read again: its logits are needed, and its feature was released.
         """
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
-        common = sum(1 for _ in alike)
-        return min(common - 1, len(self.nodes), self.draft.held)
+        common_tokens = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
+        num_common = sum(1 for _ in common_tokens)
+        return min(num_common - 1, len(self.nodes), self.draft.held)
 
 
 class PipelineLimits(NamedTuple):
     """The size of a pipeline."""
 
-    length: int  # maximum number of tokens of prompt and answer together
-    places: int = 1  # maximum number of running requests
-    reuses: bool = False  # whether a request begins with tokens that it shares with another's text
+    max_length: int  # tokens of prompt and answer together
+    max_running: int = 1  # requests
+    reuses_texts: bool = False  # whether a request begins with tokens that it shares with another's text
 
 
 class Decoder:
     """The requests that share a ring, each with a strategy and a twin of `draft`; `passes` runs the networks.
 
-    At most `limits.places` requests run at the same time; the one with the highest priority starts first. Reading the
-    stream of one request advances all of them.
+    At most `limits.max_running` requests run at the same time; the one with the highest priority starts first. Reading
+    the stream of one request advances all of them.
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, limits: PipelineLimits,
                  passes: Passes = read_all) -> None:
         self.ring, self.draft, self.passes = ring, draft, passes
         self.strategy, self.cfg = strategy, cfg
-        self.max_length, self.places, self.reuses = limits
+        self.max_length, self.max_running, self.reuses_texts = limits
         self.running: list[Decoding] = []  # the oldest first
         self.waiting: list[Decoding] = []
         self._prefixes: list[Prefix] = []  # texts of ended requests, the least recently used first
-        self._spare = [draft]  # unused drafts
+        self._spare_drafts = [draft]
         self._num_reconnections = ring.num_reconnections  # in which the running requests started
-        self._losses = 0  # number of losses since a token settled
+        self._recent_losses = 0  # since a token settled
 
     def stream(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """Return the answer, and the stream of settled tokens that fills it; the request starts at the first read.
 
         Raises ValueError for a prompt that leaves no room for an answer in the context.
         """
-        tokens = len(request.prompt)
-        if tokens >= self.max_length:
-            raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
+        num_prompt_tokens = len(request.prompt)
+        if num_prompt_tokens >= self.max_length:
+            raise ValueError(f"the prompt has {num_prompt_tokens} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
-        limit = min(self.max_length, tokens + request.max_new_tokens)
-        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first, request.law)
+
+        max_tokens = min(self.max_length, num_prompt_tokens + request.max_new_tokens)
+        tree = TokenTree(request.prompt, max_tokens, self.ring.ids, self.cfg.best_first, request.law)
         decoding = Decoding(request, tree)
         return decoding.answer, Settled(decoding, self, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
-        """Do as `decode`, but start the request at once, or as soon as a place is free."""
+        """Do as `stream`, but start the request at once, or as soon as fewer than `max_running` run."""
         answer, settled = self.stream(request, waits)
         settled.begin()
         return answer, settled
@@ -419,7 +438,7 @@ class Decoder:
     # --- requests in turn ---------------------------------------------------------------------------------------------
 
     def add(self, decoding: Decoding) -> None:
-        """Start a request as soon as a place is free. Raises RuntimeError if the pipeline is closed."""
+        """Start a request as soon as fewer than `max_running` run. Raises RuntimeError if the pipeline is closed."""
         self._check_open()
         self.waiting.append(decoding)
         self._admit()
@@ -456,8 +475,8 @@ class Decoder:
         try:
             step()
         except PeerLost as loss:
-            self._losses += 1
-            if self._losses > TRIES:
+            self._recent_losses += 1
+            if self._recent_losses > TRIES:
                 raise
             self.ring.recover(loss)
             self._begin_again()
@@ -468,8 +487,9 @@ class Decoder:
         for prefix in self._prefixes:
             self._return_draft(prefix.draft)
         self._prefixes = []
-        lost, self.running = self.running, []
-        for decoding in lost:
+
+        interrupted, self.running = self.running, []
+        for decoding in interrupted:
             self._return_draft(decoding.draft)
             decoding.restart()
             self._start(decoding)
@@ -478,12 +498,14 @@ class Decoder:
         self._admit()
         if self._advance([decoding for decoding in self._not_reading() if decoding.target.ready()]):
             return
-        settled = self._advance(self._not_reading())
+
+        has_progress = self._advance(self._not_reading())
         self.ring.depart()
-        waiting = [decoding for decoding in self.running if decoding.reading is not None]
-        if waiting:
-            self._read(waiting)
-        elif not settled and (self.running or until is not None):
+
+        reading = [decoding for decoding in self.running if decoding.reading is not None]
+        if reading:
+            self._read(reading)
+        elif not has_progress and (self.running or until is not None):
             self.ring.listen(until)
 
     def _not_reading(self) -> list[Decoding]:
@@ -493,7 +515,7 @@ class Decoder:
     def _admit(self) -> None:
         if self._num_reconnections != self.ring.num_reconnections:
             self._begin_again()
-        while self.waiting and len(self.running) < self.places:
+        while self.waiting and len(self.running) < self.max_running:
             decoding = max(self.waiting, key=lambda decoding: decoding.request.priority)  # the oldest of these
             self.waiting.remove(decoding)
             self._start(decoding)
@@ -501,42 +523,51 @@ class Decoder:
     def _start(self, decoding: Decoding) -> None:
         """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
-        target = self.ring.open(decoding.tree, request.sampler, TargetOptions(
-            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs))
-        prefix, length = None, 0
-        if self.reuses and not request.echo:
-            prefix, length = self._longest(decoding.tree.tokens)
-        if prefix and prefix.ended:
-            self._prefixes.remove(prefix)
-            draft = prefix.draft
-            draft.keep(length)
-        else:
-            if self._prefixes and len(self.running) + len(self._prefixes) >= self.places:
-                self._evict()
-            draft = self._spare.pop() if self._spare else self.draft.another()
-            if prefix:
-                draft.copy(prefix.draft, length)
+        options = TargetOptions(
+            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
+        target = self.ring.open(decoding.tree, request.sampler, options)
+
+        prefix, num_shared = None, 0
+        if self.reuses_texts and not request.echo:
+            prefix, num_shared = self._longest_prefix(decoding.tree.tokens)
+        draft = self._draft_after(prefix, num_shared)
         if prefix:
-            target.begin_behind(prefix.request, prefix.nodes, length)
-        guessing = ForcedDraft(draft) if request.grammar and cfg.forced else draft
-        steps = self.strategy(decoding.tree, target, RequestDraft(guessing, target), cfg)
+            target.begin_behind(prefix.request, prefix.nodes, num_shared)
+
+        guessing_draft = ForcedDraft(draft) if request.grammar and cfg.forced else draft
+        steps = self.strategy(decoding.tree, target, RequestDraft(guessing_draft, target), cfg)
         decoding.start(target, draft, steps)
         self.running.append(decoding)
 
+    def _draft_after(self, prefix: Prefix | None, num_shared: int) -> Draft:
+        """Return a draft that has read the shared tokens: that of an ended request, or a copy of a running one's."""
+        if prefix and prefix.ended:
+            self._prefixes.remove(prefix)
+            prefix.draft.keep(num_shared)
+            return prefix.draft
+
+        if self._prefixes and len(self.running) + len(self._prefixes) >= self.max_running:
+            self._evict()
+        draft = self._spare_drafts.pop() if self._spare_drafts else self.draft.another()
+        if prefix:
+            draft.copy(prefix.draft, num_shared)
+        return draft
+
     def _advance(self, decodings: Sequence[Decoding]) -> bool:
         """Advance these requests; return whether one settled tokens or ended."""
-        news = [decoding.advance() for decoding in decodings]
-        if any(news):
-            self._losses = 0
+        has_progress = [decoding.advance() for decoding in decodings]
+        if any(has_progress):
+            self._recent_losses = 0
         self._end_finished()
-        return any(news)
+        return any(has_progress)
 
-    def _read(self, waiting: Sequence[Decoding]) -> None:
+    def _read(self, reading: Sequence[Decoding]) -> None:
         """Run the networks for these requests, and advance them."""
         begin = self.ring.clock.now()
-        read = self.passes([decoding.reading for decoding in waiting if decoding.reading is not None])
+        outputs = self.passes([decoding.reading for decoding in reading if decoding.reading is not None])
         seconds = self.ring.clock.now() - begin
-        for decoding, output in zip(waiting, read):
+
+        for decoding, output in zip(reading, outputs):
             decoding.target.drafted(seconds)
             decoding.advance(output)
         self._end_finished()
@@ -546,12 +577,13 @@ class Decoder:
             self._end(decoding)
 
     def _end(self, decoding: Decoding) -> None:
-        """End a request. Its place is free at once, since later messages follow its Reset on the ring."""
+        """End a request. Another one may start at once, since its messages follow this one's Reset on the ring."""
         self.running.remove(decoding)
-        nodes = decoding.target.end(keep=self.reuses)
+        nodes = decoding.target.end(keep=self.reuses_texts)
         if not nodes:
             self._return_draft(decoding.draft)
             return
+
         tokens = decoding.tree.tokens[:len(nodes)]
         if decoding.reading is None:  # a draft that rested has not read all of the text
             at_once(decoding.draft.catch_up(decoding.tree), self.passes)
@@ -561,20 +593,20 @@ class Decoder:
 
     # --- texts that the stages hold -----------------------------------------------------------------------------------
 
-    def _longest(self, tokens: Sequence[int]) -> tuple[Prefix | None, int]:
-        """Return the text that shares most tokens with this one, and their number, if it is at least `LEAST`."""
-        texts = [*self._running_prefixes(), *self._prefixes]
-        best = max(texts, key=lambda prefix: prefix.shared(tokens), default=None)
-        length = best.shared(tokens) if best else 0
-        return (best, length) if length >= LEAST else (None, 0)
+    def _longest_prefix(self, tokens: Sequence[int]) -> tuple[Prefix | None, int]:
+        """Return the text that shares most tokens with this one, and their number; (None, 0) if they are too few."""
+        all_prefixes = [*self._running_prefixes(), *self._prefixes]
+        longest = max(all_prefixes, key=lambda prefix: prefix.num_shared(tokens), default=None)
+        num_shared = longest.num_shared(tokens) if longest else 0
+        return (longest, num_shared) if num_shared >= MIN_SHARED_TOKENS else (None, 0)
 
     def _running_prefixes(self) -> Iterator[Prefix]:
         """Yield the prompts of running requests, unless the cache of their draft waits for its network."""
         for decoding in self.running:
-            prompt = decoding.target.held_prompt
-            if prompt and decoding.reading is None:
-                tokens = decoding.tree.tokens[:len(prompt)]
-                yield Prefix(decoding.target.request, prompt, tokens, decoding.draft, ended=False)
+            prompt_nodes = decoding.target.held_prompt
+            if prompt_nodes and decoding.reading is None:
+                tokens = decoding.tree.tokens[:len(prompt_nodes)]
+                yield Prefix(decoding.target.request, prompt_nodes, tokens, decoding.draft, ended=False)
 
     def forget(self) -> None:
         """Remove the texts of ended requests from all stages."""
@@ -589,7 +621,7 @@ class Decoder:
 
     def _return_draft(self, draft: Draft) -> None:
         draft.reset()
-        self._spare.append(draft)
+        self._spare_drafts.append(draft)
 
 
 T = TypeVar("T")
@@ -604,34 +636,37 @@ class Until(NamedTuple):
 Coroutine = Generator[Union[T, Until, None], None, None]
 
 
-def concurrent(coroutines: Iterable[Coroutine[T]], decoder: Decoder, places: int) -> Iterator[T]:
-    """Yield the results of all coroutines as they come; at most `places` run at the same time, started in order.
+def concurrent(coroutines: Iterable[Coroutine[T]], decoder: Decoder, max_running: int) -> Iterator[T]:
+    """Yield the results of all coroutines as they come; at most `max_running` run at the same time, started in order.
 
     A coroutine is a generator. It yields None while it waits for its request, `Until` to wait for a time, and results.
     Running coroutines are closed when this generator is closed, or when one of them fails.
     """
-    left = iter(coroutines)
-    under_way: list[Coroutine[T]] = []
-    ended: Any = object()
+    not_started = iter(coroutines)
+    running: list[Coroutine[T]] = []
+    end: Any = object()
     try:
         while True:
-            under_way += islice(left, max(0, places - len(under_way)))
-            if not under_way:
+            running += islice(not_started, max(0, max_running - len(running)))
+            if not running:
                 return
-            went_on = False
-            moments: list[float] = []
-            for coroutine in list(under_way):
-                result = next(coroutine, ended)
+
+            has_progress = False
+            wake_times: list[float] = []
+            for coroutine in list(running):
+                result = next(coroutine, end)
                 if isinstance(result, Until):
-                    moments.append(result.moment)
+                    wake_times.append(result.moment)
                     continue
-                went_on |= result is not None
-                if result is ended:
-                    under_way.remove(coroutine)
+
+                has_progress |= result is not None
+                if result is end:
+                    running.remove(coroutine)
                 elif result is not None:
                     yield result
-            if not went_on:
-                decoder.turn(min(moments, default=None))
+
+            if not has_progress:
+                decoder.turn(min(wake_times, default=None))
     finally:
-        for coroutine in under_way:
+        for coroutine in running:
             coroutine.close()

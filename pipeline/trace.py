@@ -18,13 +18,13 @@ from typing import Any, ContextManager, Iterator
 from config.files import as_value_error, fits, lines, write
 from config.schema.untrusted import one_line
 
-RECENT = 2.0  # length in seconds of the window for the share of work
-OFTEN = 0.5  # seconds between two writes
+SHARE_WINDOW = 2.0  # seconds over which the share of work is measured
+WRITE_INTERVAL = 0.5  # seconds between two writes
 RANK_FILE = re.compile(r"rank_([0-9]+)(_[0-9]+)?\.jsonl")
 CLOCK = "clock"  # span of a rank on another machine; `ahead`: seconds by which rank 0's clock is ahead
-SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # fields of every span
-DELETE = "delete this line, or trace the run again"
-ROOM = "make room there, or choose another trace="
+SPAN_FIELDS = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # of every span
+DELETE_LINE = "delete this line, or trace the run again"
+MAKE_ROOM = "make room there, or choose another trace="
 
 
 class Clock:
@@ -35,8 +35,8 @@ class Clock:
 
     def sleep_until(self, due: float) -> None:
         """Wait until `now()` is at least `due`."""
-        while (left := due - time.monotonic()) > 0:
-            time.sleep(left)
+        while (seconds_left := due - time.monotonic()) > 0:
+            time.sleep(seconds_left)
 
 
 REAL = Clock()
@@ -49,40 +49,41 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._counted: tuple[float, float | None] = (0.0, None)  # seconds of finished work; start of present work
-        self._looks = deque([(time.monotonic(), 0.0)])  # times, with the seconds of work until then
+        self._work_times: tuple[float, float | None] = (0.0, None)  # seconds of finished work; start of present work
+        self._share_samples = deque([(time.monotonic(), 0.0)])  # times, with the seconds of work until then
 
     @property
     def seconds(self) -> float:
         """Seconds of work so far."""
-        done, since = self._counted
-        return done if since is None else done + time.monotonic() - since
+        finished_seconds, work_begin = self._work_times
+        return finished_seconds if work_begin is None else finished_seconds + time.monotonic() - work_begin
 
     def __enter__(self) -> None:
-        self._counted = self.seconds, time.monotonic()
+        self._work_times = self.seconds, time.monotonic()
 
     def __exit__(self, *error: object) -> None:
-        self._counted = self.seconds, None
+        self._work_times = self.seconds, None
 
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Return a context in which time does not count as work."""
-        working = self._counted[1] is not None
+        was_working = self._work_times[1] is not None
         self.__exit__()
         try:
             yield
         finally:
-            if working:
+            if was_working:
                 self.__enter__()
 
     def share(self) -> float:
-        """Return the share of work, from 0 to 1, in about the last `RECENT` seconds."""
-        now, seconds = time.monotonic(), self.seconds
-        self._looks.append((now, seconds))
-        while len(self._looks) > 2 and self._looks[1][0] <= now - RECENT:
-            self._looks.popleft()
-        then, before = self._looks[0]
-        return min(1.0, (seconds - before) / max(now - then, 1e-9))
+        """Return the share of work, from 0 to 1, in about the last `SHARE_WINDOW` seconds."""
+        now, work_seconds = time.monotonic(), self.seconds
+        self._share_samples.append((now, work_seconds))
+        while len(self._share_samples) > 2 and self._share_samples[1][0] <= now - SHARE_WINDOW:
+            self._share_samples.popleft()
+
+        oldest_time, oldest_work_seconds = self._share_samples[0]
+        return min(1.0, (work_seconds - oldest_work_seconds) / max(now - oldest_time, 1e-9))
 
 
 class NoTrace:
@@ -112,13 +113,13 @@ class Trace(NoTrace):
 
     def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
         self.rank, self._clock = rank, clock
-        before = len(rank_files(folder, rank))
-        self._path = Path(folder) / (f"rank_{rank}_{before}.jsonl" if before else f"rank_{rank}.jsonl")
-        with as_value_error(self._path, ROOM):
+        num_earlier = len(rank_files(folder, rank))
+        self._path = Path(folder) / (f"rank_{rank}_{num_earlier}.jsonl" if num_earlier else f"rank_{rank}.jsonl")
+        with as_value_error(self._path, MAKE_ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
-        self._spans: list[dict[str, Any]] = []  # not written yet
-        self._due = 0.0  # time of the next write
+        self._unwritten_spans: list[dict[str, Any]] = []
+        self._next_write = 0.0  # time
         self._lock = threading.Lock()
 
     @contextmanager
@@ -131,13 +132,14 @@ class Trace(NoTrace):
 
     def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
         now = self._clock.now() if until is None else until
-        thread = threading.current_thread().name
-        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread, **facts}
+        thread_name = threading.current_thread().name
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread_name, **facts}
+
         with self._lock:
-            self._spans.append(span)
-            if now >= self._due:
+            self._unwritten_spans.append(span)
+            if now >= self._next_write:
                 self._write()
-                self._due = now + OFTEN
+                self._next_write = now + WRITE_INTERVAL
 
     def close(self) -> None:
         with self._lock:
@@ -145,11 +147,12 @@ class Trace(NoTrace):
             self._file.close()
 
     def _write(self) -> None:
-        spans, self._spans = self._spans, []
+        spans, self._unwritten_spans = self._unwritten_spans, []
         if self._file.closed:  # a listener thread may still run
             return
+
         try:
-            with as_value_error(self._path, ROOM):
+            with as_value_error(self._path, MAKE_ROOM):
                 self._file.writelines(json.dumps(span) + "\n" for span in spans)
                 self._file.flush()
         except ValueError as error:  # the answer is more important than its trace
@@ -161,12 +164,12 @@ class Trace(NoTrace):
 
 def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
     """Return the trace files of all ranks, or of one rank, in a folder."""
-    found = []
+    paths = []
     for path in Path(folder).glob("rank_*.jsonl"):
         match = RANK_FILE.fullmatch(path.name)
         if match and str(rank) in ("*", match[1]):
-            found.append(path)
-    return sorted(found)
+            paths.append(path)
+    return sorted(paths)
 
 
 def forget(folder: str | Path, rank: int | str = "*") -> None:
@@ -177,24 +180,25 @@ def forget(folder: str | Path, rank: int | str = "*") -> None:
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
     """Return the spans of all ranks, sorted by their beginnings, in times of rank 0's clock."""
-    spans = [span for path in rank_files(folder) for span in _spans(path)]
-    ahead = {span["rank"]: span["ahead"] for span in spans if span["name"] == CLOCK}
-    found = [span for span in spans if span["name"] != CLOCK]
-    for span in found:
+    all_spans = [span for path in rank_files(folder) for span in _spans_in_file(path)]
+    seconds_ahead = {span["rank"]: span["ahead"] for span in all_spans if span["name"] == CLOCK}
+
+    spans = [span for span in all_spans if span["name"] != CLOCK]
+    for span in spans:
         for key in ("t0", "t1"):
-            span[key] += ahead.get(span["rank"], 0.0)
-    return sorted(found, key=lambda span: span["t0"])
+            span[key] += seconds_ahead.get(span["rank"], 0.0)
+    return sorted(spans, key=lambda span: span["t0"])
 
 
-def _spans(path: Path) -> Iterator[dict[str, Any]]:
+def _spans_in_file(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the spans in one file; an incomplete last line is skipped."""
-    for number, span in lines(path, DELETE, growing=True):
-        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
-            raise ValueError(f"line {number} of {path} is not a span of a trace: {DELETE}")
+    for line_number, span in lines(path, DELETE_LINE, growing=True):
+        if not fits(span, SPAN_FIELDS) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
+            raise ValueError(f"line {line_number} of {path} is not a span of a trace: {DELETE_LINE}")
         yield span
 
 
-def _begins(span: dict[str, Any]) -> bool:
+def _is_departure(span: dict[str, Any]) -> bool:
     """Return whether this is a span in which rank 0 sends a segment."""
     return span["name"] == "send" and span["rank"] == 0
 
@@ -202,22 +206,25 @@ def _begins(span: dict[str, Any]) -> bool:
 def merge(folder: str | Path) -> Path:
     """Write the spans of all ranks, with arrows along the segments, to `folder/trace.json`; return its path."""
     spans = read(folder)
-    sent = [span["nodes"] for span in spans if _begins(span)]
-    segments = {node: number for number, nodes in enumerate(sent) for node in nodes}
+    first_begin = spans[0]["t0"] if spans else 0.0
+    departures = [span["nodes"] for span in spans if _is_departure(span)]
+    segment_of_node = {node: number for number, nodes in enumerate(departures) for node in nodes}
+
+    ranks = sorted({span["rank"] for span in spans})
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-        for rank in sorted({span["rank"] for span in spans})]
-    start = spans[0]["t0"] if spans else 0.0
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
     for span in spans:
-        begin, end = ((span[key] - start) * 1e6 for key in ("t0", "t1"))
-        place = {"pid": span["rank"], "tid": span["thread"], "ts": begin}
-        facts = {key: value for key, value in span.items() if key not in SPAN}
-        events.append({**place, "ph": "X", "name": span["name"], "dur": end - begin, "args": facts})
+        begin, end = ((span[key] - first_begin) * 1e6 for key in ("t0", "t1"))  # microseconds
+        position = {"pid": span["rank"], "tid": span["thread"], "ts": begin}
+        facts = {key: value for key, value in span.items() if key not in SPAN_FIELDS}
+        events.append({**position, "ph": "X", "name": span["name"], "dur": end - begin, "args": facts})
+
         nodes = span.get("nodes")
-        if nodes and nodes[0] in segments and (_begins(span) or span["name"] == "forward"):
-            kind = "s" if _begins(span) else "t"
-            arrow = {"ph": kind, "name": "segment", "cat": "segment", "id": segments[nodes[0]]}
-            events.append({**place, **arrow})
+        is_departure = _is_departure(span)
+        if nodes and nodes[0] in segment_of_node and (is_departure or span["name"] == "forward"):
+            arrow = {"ph": "s" if is_departure else "t", "name": "segment", "cat": "segment"}
+            events.append({**position, **arrow, "id": segment_of_node[nodes[0]]})
+
     path = Path(folder) / "trace.json"
-    write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), ROOM)
+    write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), MAKE_ROOM)
     return path

@@ -33,7 +33,7 @@ def compare(message, rows_TV, tokens):
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prompt(strategy):
     with pipeline(TINY, 2, strategy, None if strategy == "autoregressive" else TINY.eagle()) as decoder:
-        decoder.reuses = True
+        decoder.reuses_texts = True
         sampler = Sampler(0.9, seed=3)
         for echo in (True, False, True):
             answer = decoder.complete(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))

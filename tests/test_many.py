@@ -106,21 +106,21 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, data, reu
     with pytest.MonkeyPatch.context() as patch, pipeline(TINY,
                                                          data.draw(st.integers(1, 4)), strategy,
                                                          TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
-        patch.setattr(prefixes, "LEAST", 1)
-        decoder.places, decoder.reuses = places, reuses
+        patch.setattr(prefixes, "MIN_SHARED_TOKENS", 1)
+        decoder.max_running, decoder.reuses_texts = places, reuses
         for number, (answer, given_up) in run(decoder, requests, together).items():
             prompt, new, temperature, seed, _, _ = requests[number]
             text = alone(prompt, new, temperature, seed)
             assert answer.token_ids == (text[:answer.new_tokens] if given_up else text)
         held = len(decoder._prefixes)
-        assert all(not stage.caches and len(stage.ended) == held for stage in decoder.stages)
+        assert all(not stage.caches and len(stage.ended_caches) == held for stage in decoder.stages)
         assert held <= places and (reuses or not held)
 
 
 def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
     first, second, third = ([5 + number, *range(3, 30)] for number in range(3))
     with pipeline(TINY, 3, "streaming", TINY.mixture("suffix")) as decoder:
-        decoder.places, decoder.reuses = 2, True
+        decoder.max_running, decoder.reuses_texts = 2, True
 
         def reused(text):
             answer = decoder.complete(Request(text, Sampler(), 4))
@@ -139,7 +139,7 @@ def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(
     monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
     text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
     with pipeline(TINY, 3, "streaming", TINY.mixture(*names), replace(TREE, plain_seconds=1e-12)) as decoder:
-        decoder.reuses = True
+        decoder.reuses_texts = True
         for turn in range(3):
             answer = decoder.complete(Request(text, Sampler(), 40))
             assert answer.token_ids == alone(tuple(text), 40, 0.0, 0) and answer.plain_tokens > 20
@@ -152,7 +152,7 @@ def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(
                                              ("autoregressive", ("suffix",))])
 def test_the_next_turn_of_a_conversation_begins_behind_all_that_was_said(strategy, names, spoil):
     with pipeline(TINY, 3, strategy, TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
-        decoder.places, decoder.reuses = 2, True
+        decoder.max_running, decoder.reuses_texts = 2, True
         text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
         for turn in range(3):
             text += [turn, 33]

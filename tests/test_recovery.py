@@ -366,7 +366,7 @@ def test_losses_without_an_end_are_given_up(saved):
         with pytest.raises(PeerLost):
             for _ in range(6):
                 pipeline.decoder._with_recovery(lose)
-        assert pipeline.decoder._losses == 6
+        assert pipeline.decoder._recent_losses == 6
 
 
 # --- memberships do not mix -------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int,
     They arrive at these times; without a free place they wait in their order. If `moments` is empty, the next request
     arrives when one ends.
     """
-    decoder.places = places
+    decoder.max_running = places
     clock = decoder.ring.clock
     start = clock.now()
     arrivals: Iterator[float] = iter(clock.now, None)  # without moments: the time at which a request may begin
