@@ -17,7 +17,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_084,
     "model": 62_814,
-    "pipeline": 21_416,
+    "pipeline": 21_436,
     "cluster": 20_408,
     "tp": 5_863,
     "sim": 7_749,
