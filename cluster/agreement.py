@@ -26,9 +26,10 @@ from config.run_config import RunConfig
 from config.schema.fields import integer
 from config.schema.untrusted import one_line
 
-CODE = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch", "eval")  # these decide what a rank computes
+# These rooms decide what a rank computes.
+CODE_ROOMS = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch", "eval")
 # Keys that belong to one board, or to rank 0, which gets the requests. All others must agree, including new ones.
-LOCAL = frozenset({
+LOCAL_KEYS = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
     "data", "output", "results", "hosts",  # … and files
     "prompt", "prompt_ids", "question_file", "template",  # the requests, which only rank 0 gets
@@ -36,15 +37,15 @@ LOCAL = frozenset({
     "master", "wait", "keys",  # how it reaches the rendezvous
     "launch",  # the number of an evaluation's start, by the files of rank 0
 })
-MIXED = {  # advice for boards that differ in what they have, after the general one
+MIXED_BOARDS_ADVICE = {  # advice for boards that differ in what they have, after the general one
     "dtype": ", and dtype= too where some have CUDA and others do not",
     "kernel": ", and kernel=torch where one has no C compiler",
 }
-NOT_ADOPTED = frozenset({"trace", "profile", "answers"})  # further keys that a worker keeps: they may name files
-ENTRY_BYTES = 1 << 20  # bytes of an entry
-MOST_RANKS = 1 << 10  # the most ranks of one run
+NOT_ADOPTED_KEYS = frozenset({"trace", "profile", "answers"})  # further keys that a worker keeps: they may name files
+MAX_ENTRY_BYTES = 1 << 20
+MAX_RANKS = 1 << 10  # of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below this
-DIGITS = 20  # the most digits of an integer
+MAX_DIGITS = 20  # of an integer
 
 Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the cleaned entry; raises Junk
 Facts = Dict[str, Any]  # of one rank, by name
@@ -72,7 +73,7 @@ def parse(raw: bytes) -> Any:
 
 
 def _digits(text: str) -> int:
-    if len(text) > DIGITS:  # Python is slow with millions of them
+    if len(text) > MAX_DIGITS:  # Python is slow with millions of them
         raise Junk("it has too long a number")
     return int(text)
 
@@ -85,31 +86,32 @@ def _is_address(value: Any) -> bool:
     return False
 
 
-RANK = integer(0, MOST_RANKS - 1).fits
+RANK = integer(0, MAX_RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": {str}}  # settings as a user types them
-FACTS = {**ALWAYS, "world": integer(1, MOST_RANKS - 1).fits, "split": str,
+FACTS = {**ALWAYS, "world": integer(1, MAX_RANKS - 1).fits, "split": str,
          "address": _is_address, "interface": str, "port": integer(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:
     """Whether a value is all facts of a rank; or those that it knew when an error ended it, and the error."""
-    known = {**FACTS, "error": str}
-    if not isinstance(value, dict) or not value.keys() <= known.keys():
+    all_forms = {**FACTS, "error": str}
+    if not isinstance(value, dict) or not value.keys() <= all_forms.keys():
         return False
-    wanted = ALWAYS if "error" in value else FACTS
-    return fits(value, {**wanted, **{name: known[name] for name in value}})
+
+    required_forms = ALWAYS if "error" in value else FACTS
+    return fits(value, {**required_forms, **{name: all_forms[name] for name in value}})
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
-def _json(form: Any) -> Clean:
-    def cleaned(raw: bytes) -> bytes:
+def _json_of(form: Any) -> Clean:
+    def clean_entry(raw: bytes) -> bytes:
         value = parse(raw)
         if not fits(value, form):
             raise Junk("it has another form")
         return json.dumps(_printable(value)).encode()
 
-    return cleaned
+    return clean_entry
 
 
 def _printable(value: Any) -> Any:
@@ -124,59 +126,59 @@ def _line(raw: bytes) -> bytes:
     return one_line(raw.decode(errors="replace")).encode()
 
 
-def _form_of(pattern: bytes, what: str = "number") -> Clean:
-    def cleaned(raw: bytes) -> bytes:
+def _text_of(pattern: bytes, kind_name: str = "number") -> Clean:
+    def clean_entry(raw: bytes) -> bytes:
         if not re.fullmatch(pattern, raw):
-            raise Junk(f"it is no {what}")
+            raise Junk(f"it is no {kind_name}")
         return raw
 
-    return cleaned
+    return clean_entry
 
 
-OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
-OF_ROOT = r"(?P<root>)"  # only rank 0 may write the entry; without OWN and OF_ROOT, the rank that writes first
-BEFORE = r"(?:.*/)?"  # prefixes that torch.distributed adds to names
-_count = _form_of(rb"-?\d{1,18}")
-_number = _form_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
-KINDS = (  # the first pattern that matches a whole name counts
-    (rf"facts/{OWN}", _json(_is_facts)),
-    (rf"ways/{OWN}", _json([RANK])),
-    (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
-    (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
-    (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
-    (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
-    (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),
-    (rf"spare/{OWN}", _json({"host": str, "address": _is_address, "lacks": {str}})),
-    (rf"door/{OWN}", _form_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
+OF_RANK = r"(?P<rank>\d{1,4})"  # only this rank may write the entry
+OF_ROOT = r"(?P<root>)"  # only rank 0 may write it; without OF_RANK and OF_ROOT, the rank that writes first
+PREFIXES = r"(?:.*/)?"  # prefixes that torch.distributed adds to names
+_count = _text_of(rb"-?\d{1,18}")
+_number = _text_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
+ENTRY_KINDS = (  # the first pattern that matches a whole name counts
+    (rf"facts/{OF_RANK}", _json_of(_is_facts)),
+    (rf"ways/{OF_RANK}", _json_of([RANK])),
+    (rf"{OF_ROOT}facts/verdict", _json_of((str, bool, [(RANK, _is_facts)]))),
+    (rf"{OF_ROOT}ways/verdict", _json_of((str, bool, [(RANK, [RANK])]))),
+    (rf"{PREFIXES}(?:heartbeat|busy)/{OF_RANK}", _count),
+    (rf"{PREFIXES}heartbeat/losses(?:/\d+)?", _count),
+    (rf"{PREFIXES}heartbeat/lost(?:/\d+)?", _line),
+    (rf"spare/{OF_RANK}", _json_of({"host": str, "address": _is_address, "lacks": {str}})),
+    (rf"door/{OF_RANK}", _text_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
     (rf"{OF_ROOT}(?:membership|complete|hung/\d+)", _count),
-    (rf"{BEFORE}split/{OWN}", _line),
-    (rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
-    (rf"{OF_ROOT}{BEFORE}clock/\d+/time/\d+", _number),
+    (rf"{PREFIXES}split/{OF_RANK}", _line),
+    (rf"{PREFIXES}clock/{OF_RANK}(?:/ask/\d+)?", _line),
+    (rf"{OF_ROOT}{PREFIXES}clock/\d+/time/\d+", _number),
     (r".*", bytes),  # what torch.distributed itself writes
 )
 
 
 def _kind(key: str) -> tuple[dict[str, str], Clean]:
     """Return what a name says about the writer of its entry, and the function that cleans the entry."""
-    found = ((re.fullmatch(pattern, key, re.S), cleaned) for pattern, cleaned in KINDS)
-    return next((match.groupdict(), cleaned) for match, cleaned in found if match)
+    matches = ((re.fullmatch(pattern, key, re.S), clean_entry) for pattern, clean_entry in ENTRY_KINDS)
+    return next((match.groupdict(), clean_entry) for match, clean_entry in matches if match)
 
 
 def owner_of(key: str) -> int | None:
     """Return the only rank that may write an entry of this name; None if any may, and the first one then owns it."""
-    names, _ = _kind(key)
-    if "root" in names:
+    writer, _ = _kind(key)
+    if "root" in writer:
         return 0
-    return int(names["own"]) if "own" in names else None
+    return int(writer["rank"]) if "rank" in writer else None
 
 
 def clean(key: str, raw: bytes) -> bytes:
     """Return the entry in a form that is safe to use; raises Junk."""
     try:
-        if len(raw) > ENTRY_BYTES:
-            raise Junk(f"it has more than {ENTRY_BYTES} bytes")
-        _, cleaned = _kind(key)
-        return cleaned(raw)
+        if len(raw) > MAX_ENTRY_BYTES:
+            raise Junk(f"it has more than {MAX_ENTRY_BYTES} bytes")
+        _, clean_entry = _kind(key)
+        return clean_entry(raw)
     except Junk as junk:
         raise Junk(f"{one_line(key)}: {junk}") from None
 
@@ -186,20 +188,22 @@ def clean(key: str, raw: bytes) -> bytes:
 def code_version(root: Path = ROOT) -> str:
     """Return a hash of the program's own files: boards with different code, if only slightly, do not work together."""
     digest = hashlib.sha256()
-    paths = [path for folder in CODE for kind in ("*.py", "*.[ch]") for path in (root / folder).rglob(kind)]
-    for path in sorted(paths):
-        name = path.relative_to(root).as_posix().encode()
-        digest.update(name + b"\0" + path.read_bytes() + b"\0")
+    code_paths = [path for room in CODE_ROOMS for kind in ("*.py", "*.[ch]") for path in (root / room).rglob(kind)]
+    for path in sorted(code_paths):
+        relative_path = path.relative_to(root).as_posix().encode()
+        digest.update(relative_path + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
-def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
-    """Return the keys that must agree, as typed; `found` has the values to which keys were resolved on this board."""
-    typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
-    if typed["draft"] in ("suffix", BEST_DRAFT):
-        typed["draft"] = RunConfig.draft  # a default may depend on the head, and only rank 0 knows whether there is one
-    typed["trace"] = "FOLDER" if typed["trace"] else ""  # each board has a folder of its own; all boards or none
-    return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
+def settings(keys: RunConfig | CommandKeys, **resolved_values: str) -> dict[str, str]:
+    """Return the keys that must agree, as typed; some may have been resolved to other values on this board."""
+    typed_values = {name: value for name, value in flat(keys).items() if name not in LOCAL_KEYS}
+    if typed_values["draft"] in ("suffix", BEST_DRAFT):
+        # a default may depend on the head, and only rank 0 knows whether there is one
+        typed_values["draft"] = RunConfig.draft
+    typed_values["trace"] = "FOLDER" if typed_values["trace"] else ""  # a folder on each board; all boards or none
+
+    return {name: written(value) or "none" for name, value in {**typed_values, **resolved_values}.items()}
 
 
 def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
@@ -207,7 +211,7 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 
     Only keys of a run are taken, and none that names a file.
     """
-    kept_names = LOCAL | NOT_ADOPTED
+    kept_names = LOCAL_KEYS | NOT_ADOPTED_KEYS
     defaults = vars(RunConfig())
     key_words = []
     for name in sorted(defaults.keys() & root_settings.keys() - kept_names):
@@ -225,10 +229,11 @@ def judge_facts(written: Written, board: Board) -> str:
     for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
+
     for rank, facts in written.items():
-        wrong = _difference(facts, written[0])
-        if wrong:
-            return f"{board.named(rank, facts['host'], facts.get('address', ''))} {wrong}"
+        difference = _difference(facts, written[0])
+        if difference:
+            return f"{board.named(rank, facts['host'], facts.get('address', ''))} {difference}"
     return ""
 
 
@@ -237,15 +242,19 @@ def _difference(facts: Facts, root: Facts) -> str:
     if facts["code"] != root["code"]:
         return (f"has other code than rank 0 ({facts['code']}, not {root['code']}): bring one version to all boards, "
                 "as bash scripts/push.sh code=true does")
+
     if facts["world"] != root["world"] or facts["split"] != root["split"]:
         return ("holds a part of another split than rank 0's: copy the parts of one split, as bash scripts/push.sh "
                 "does")
-    keys = facts["settings"].keys() | root["settings"].keys()
-    for key in sorted(keys):
-        own, other = (each["settings"].get(key, "none") for each in (facts, root))
-        if own != other:
-            mixed = MIXED.get(key, "")
-            return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
+
+    all_keys = facts["settings"].keys() | root["settings"].keys()
+    for key in sorted(all_keys):
+        value, root_value = (each["settings"].get(key, "none") for each in (facts, root))
+        if value != root_value:
+            more_advice = MIXED_BOARDS_ADVICE.get(key, "")
+            return (f"was started with {key}={value}, but rank 0 with {root_value}: type the same keys on all "
+                    f"boards{more_advice}")
+
     return ""
 
 
@@ -254,10 +263,11 @@ def judge_ways(written: Written, ways: Written, names: Sequence[str]) -> str:
 
     `ways` has the ranks that each rank could not reach.
     """
-    missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in written)
-    if not missed:
+    num_missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in written)
+    if not num_missed:
         return ""
-    worst = max(missed, key=lambda rank: (missed[rank], len(ways[rank])))
+
+    worst = max(num_missed, key=lambda rank: (num_missed[rank], len(ways[rank])))
     others = ", ".join(str(rank) for rank, unreached in ways.items() if worst in unreached)
     interface = written[worst]["interface"]
     return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "

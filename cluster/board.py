@@ -22,22 +22,22 @@ from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.untrusted import decoded, read_bytes
 
-BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
-WORKER = "FLOWSPEC_WORKER"  # in the environment: this board takes the keys of a run from rank 0
-TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: the command that a user typed, for the help
-PORT = 29500  # the default port of the rendezvous, the same on all boards
-FOLDER = "flowspec"  # the default folder of the repository on a board, relative to its user's home
+BOARD_VARIABLE = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
+WORKER_VARIABLE = "FLOWSPEC_WORKER"  # in the environment: this board takes the keys of a run from rank 0
+COMMAND_VARIABLE = "FLOWSPEC_COMMAND"  # in the environment: the command that a user typed, for the help
+DEFAULT_PORT = 29500  # the default port of the rendezvous, the same on all boards
+DEFAULT_FOLDER = "flowspec"  # the default folder of the repository on a board, relative to its user's home
 ADDRESS = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")
-WORDS = {  # may follow the address; a value that begins with - would be an option of ssh or rsync
+LINE_WORDS = {  # may follow the address; a value that begins with - would be an option of ssh or rsync
     "user": re.compile(r"[\w.][\w.+$-]*"),
     "folder": re.compile(r"[^-].*"),
     "interface": re.compile(r"[^-].*"),
     "memory": re.compile(GIGABYTES),
     "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
 }
-ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
-MOST = 1 << 20  # bytes of a hosts file
-EXAMPLE = "192.168.1.11 user=nvidia folder=flowspec interface=eth0"
+GET_ADDRESS_REQUEST = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
+MAX_HOSTS_BYTES = 1 << 20  # of a hosts file
+EXAMPLE_LINE = "192.168.1.11 user=nvidia folder=flowspec interface=eth0"
 
 
 class Line(NamedTuple):
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
     address: str
     user: str = ""
-    folder: str = FOLDER
+    folder: str = DEFAULT_FOLDER
     interface: str = ""
     memory: str = ""  # GB for its part of a model
     spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
@@ -54,8 +54,8 @@ class Line(NamedTuple):
         """Return the ranks, of `world`, for which this spare may stand in; none for a board that is no spare."""
         if self.spare is None:
             return ()
-        typed = [int(rank) for rank in self.spare.split(",") if rank]
-        return typed or range(1, world)
+        typed_ranks = [int(rank) for rank in self.spare.split(",") if rank]
+        return typed_ranks or range(1, world)
 
 
 class Board(NamedTuple):
@@ -79,20 +79,20 @@ class Board(NamedTuple):
         """Whether this board waits until it may stand in for another one."""
         return bool(self.lines) and self.lines[self.rank].spare is not None
 
-    def listed(self) -> set[str]:
+    def listed_addresses(self) -> set[str]:
         """Return the IPv4 addresses of the hosts file, without names that cannot be resolved."""
-        found = set()
+        ip_addresses = set()
         for line in self.lines:
             with suppress(OSError):
-                found.add(socket.gethostbyname(line.address))
-        return found
+                ip_addresses.add(socket.gethostbyname(line.address))
+        return ip_addresses
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """Return a rank as messages name it: with its host and address, if they are known."""
         line = self.lines[rank] if self.lines else Line("")
-        where = ", ".join(dict.fromkeys(word for word in (host, address or line.address) if word))
-        own = f"rank {rank}" if line.spare is None else "spare"
-        return f"{own} ({where})" if where else own
+        host_words = dict.fromkeys(word for word in (host, address or line.address) if word)
+        role = f"rank {rank}" if line.spare is None else "spare"
+        return f"{role} ({', '.join(host_words)})" if host_words else role
 
     def meeting_point(self, name_of_root: str) -> str:
         """Return where rank 0 listens, without its address if the name before it in a sentence has it."""
@@ -104,32 +104,37 @@ class Board(NamedTuple):
 
         Raises ValueError if the address that all boards were given is not here, or does not lead other boards here.
         """
-        there = listed(addresses())
+        local_addresses = listed(addresses())
         if not is_here(self.master):
-            raise ValueError(f"rank 0 runs here, but {self.master} is no address of this board, which has {there}: "
-                             "give one of them as MASTER_ADDR or in the hosts file, the same on all boards")
-        found = socket.gethostbyname(self.master)
-        if self.master in (found, "localhost") or not found.startswith("127."):
-            return found
+            raise ValueError(f"rank 0 runs here, but {self.master} is no address of this board, which has "
+                             f"{local_addresses}: give one of them as MASTER_ADDR or in the hosts file, the same on "
+                             "all boards")
+
+        master_ip = socket.gethostbyname(self.master)
+        if self.master in (master_ip, "localhost") or not master_ip.startswith("127."):
+            return master_ip
+
         # A system may resolve its own name to an address that no other machine can reach.
         if not self.interface:
-            raise ValueError(f"{self.master} is {found} on this board, which no other board can reach: give one "
-                             f"of {there} as MASTER_ADDR or in the hosts file, or name the interface to the others "
-                             "(GLOO_SOCKET_IFNAME, interface=)")
-        _, own = self.network()
-        return found if own.startswith("127.") else own
+            raise ValueError(f"{self.master} is {master_ip} on this board, which no other board can reach: give one "
+                             f"of {local_addresses} as MASTER_ADDR or in the hosts file, or name the interface to the "
+                             "others (GLOO_SOCKET_IFNAME, interface=)")
+        _, interface_ip = self.network()
+        return master_ip if interface_ip.startswith("127.") else interface_ip
 
     def network(self) -> tuple[str, str]:
         """Return the network interface of this rank and its address; raises ValueError if there is none."""
-        here, own = addresses(), way_to(self.master)
-        for name, address in here.items():
-            leads = address == own or (name == "lo" and own.startswith("127."))
-            if name == self.interface or (leads and not self.interface):
+        local_addresses, source_ip = addresses(), way_to(self.master)
+        for name, address in local_addresses.items():
+            leads_to_master = address == source_ip or (name == "lo" and source_ip.startswith("127."))
+            if name == self.interface or (leads_to_master and not self.interface):
                 return name, address
-        wrong = f"the interface {self.interface} has no IPv4 address on this board, which has {listed(here)}"
+
+        board = f"this board, which has {listed(local_addresses)}"
+        problem = f"the interface {self.interface} has no IPv4 address on {board}"
         if not self.interface:
-            wrong = f"no interface of this board, which has {listed(here)}, leads to {self.master}"
-        raise ValueError(f"{wrong}: name one in GLOO_SOCKET_IFNAME, or with interface= in the hosts file")
+            problem = f"no interface of {board}, leads to {self.master}"
+        raise ValueError(f"{problem}: name one in GLOO_SOCKET_IFNAME, or with interface= in the hosts file")
 
 
 def read_hosts(path: str) -> list[Line]:
@@ -137,27 +142,29 @@ def read_hosts(path: str) -> list[Line]:
 
     Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]]`.
     """
-    found = []
-    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
-    whole = decoded(data, path, "save it again as plain text in UTF-8")
-    for number, text in enumerate(re.split(r"\r\n|\r|\n", whole), 1):
+    file_bytes = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE_LINE}", MAX_HOSTS_BYTES)
+    file_text = decoded(file_bytes, path, "save it again as plain text in UTF-8")
+
+    lines = []
+    for line_number, text in enumerate(re.split(r"\r\n|\r|\n", file_text), 1):
         words = text.partition("#")[0].split()
         if not words:
             continue
         line = read_line(words) if text.replace("\t", " ").isprintable() else None
         if line is None:
-            raise ValueError(f"line {number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
-                             f"user=, folder=, interface=, memory= (GB) and spare, as {EXAMPLE}; none of them "
+            raise ValueError(f"line {line_number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
+                             f"user=, folder=, interface=, memory= (GB) and spare, as {EXAMPLE_LINE}; none of them "
                              "begins with -")
-        found.append(line)
-    found.sort(key=lambda line: line.spare is not None)
-    world = sum(line.spare is None for line in found)
+        lines.append(line)
+
+    lines.sort(key=lambda line: line.spare is not None)
+    world = sum(line.spare is None for line in lines)
     if world < 2:
         raise ValueError(f"{path} names {world} boards: write one line for each rank, rank 0 first")
-    beyond = [rank for line in found for rank in line.stands_in(world) if rank >= world]
-    if beyond:
-        raise ValueError(f"{path} has a spare for rank {beyond[0]}, but lines for ranks 0 to {world - 1} only")
-    return found
+    unknown_ranks = [rank for line in lines for rank in line.stands_in(world) if rank >= world]
+    if unknown_ranks:
+        raise ValueError(f"{path} has a spare for rank {unknown_ranks[0]}, but lines for ranks 0 to {world - 1} only")
+    return lines
 
 
 def stages_for(lines: Sequence[Line], path: str) -> str:
@@ -166,12 +173,12 @@ def stages_for(lines: Sequence[Line], path: str) -> str:
     Raises ValueError if only some of them specify it.
     """
     boards = [line for line in lines[1:] if line.spare is None]
-    rooms = [line.memory for line in boards if line.memory]
-    if rooms and len(rooms) < len(boards):
-        lacking = next(line for line in boards if not line.memory)
-        raise ValueError(f"{path} gives memory= for {len(rooms)} of {len(boards)} boards after rank 0's, but not for "
-                         f"{lacking.address}: give it for all of them, or for none")
-    return f"auto:{','.join(rooms)}" if len(rooms) > 1 else f"auto:{len(boards)}"
+    memory_sizes = [line.memory for line in boards if line.memory]
+    if memory_sizes and len(memory_sizes) < len(boards):
+        without_memory = next(line for line in boards if not line.memory)
+        raise ValueError(f"{path} gives memory= for {len(memory_sizes)} of {len(boards)} boards after rank 0's, but "
+                         f"not for {without_memory.address}: give it for all of them, or for none")
+    return f"auto:{','.join(memory_sizes)}" if len(memory_sizes) > 1 else f"auto:{len(boards)}"
 
 
 def read_line(words: Sequence[str]) -> Line | None:
@@ -180,15 +187,18 @@ def read_line(words: Sequence[str]) -> Line | None:
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:
         pairs.append(("user", user))
-    given = dict(pairs)
-    if len(given) < len(pairs) or not is_address(address):
+
+    value_by_word = dict(pairs)
+    has_repeated_word = len(value_by_word) < len(pairs)
+    if has_repeated_word or not is_address(address):
         return None
-    if not all(key in WORDS and WORDS[key].fullmatch(value) for key, value in pairs):
+    if not all(word in LINE_WORDS and LINE_WORDS[word].fullmatch(value) for word, value in pairs):
         return None
-    folder = given.get("folder", "")
+
+    folder = value_by_word.get("folder", "")
     if folder.startswith("~/"):
-        given["folder"] = folder[2:].lstrip("/") or "."  # it is relative to the home anyway
-    return Line(address, **given)
+        value_by_word["folder"] = folder[2:].lstrip("/") or "."  # it is relative to the home anyway
+    return Line(address, **value_by_word)
 
 
 def is_address(text: str) -> bool:
@@ -201,7 +211,7 @@ def is_address(text: str) -> bool:
 
 def is_one_rank(hosts: str) -> bool:
     """Whether this process is one rank of several: RANK is set, or it is a board of a run over several hosts."""
-    return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD))
+    return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD_VARIABLE))
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
@@ -211,14 +221,18 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     """
     if "RANK" in environment:
         return None
-    if not (config.hosts or environment.get(BOARD)):
+    if not (config.hosts or environment.get(BOARD_VARIABLE)):
         for key in ("keys", "master"):
             if value := getattr(config, key):
                 raise ValueError(f"{key}={value} is for several hosts, and all ranks are here: add hosts=FILE, or "
                                  "leave it out")
         return None
+
+    # rank
     lines = read_hosts(config.hosts) if config.hosts else []
     rank = _rank(environment.get("NODE_RANK", ""), lines, config.hosts)
+
+    # rank 0's address
     master, port = config.master_address
     master = master or environment.get("MASTER_ADDR", "") or (lines[0].address if lines else "")
     if not master:
@@ -226,59 +240,64 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     if not is_address(master):
         raise ValueError(f"{master!a} is no name or address of a board: give that of rank 0's in MASTER_ADDR, as "
                          "192.168.1.11")
-    typed = environment.get("MASTER_PORT") or str(PORT)
-    port = port or _number("MASTER_PORT", typed, 1 << 16)
+    typed_port = environment.get("MASTER_PORT") or str(DEFAULT_PORT)
+    port = port or _number("MASTER_PORT", typed_port, 1 << 16)
+
+    # this board's interface and keys
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if lines and not interface:
         interface = lines[rank].interface
-    place = Path(config.keys) if config.keys else ROOT / "keys"  # where make_keys.sh puts them
-    keys = read_keys(place) if config.keys or place.exists() else None
+    key_folder = Path(config.keys) if config.keys else ROOT / "keys"  # where make_keys.sh puts them
+    keys = read_keys(key_folder) if config.keys or key_folder.exists() else None
     if keys is not None and config.link == "torch":
-        raise ValueError(f"link=torch cannot encrypt, and {place} has keys: leave link out, or move that folder away")
-    return Board(rank, master, port or PORT, interface, config.wait, lines, keys)
+        raise ValueError(f"link=torch cannot encrypt, and {key_folder} has keys: leave link out, or move that folder "
+                         "away")
+
+    return Board(rank, master, port or DEFAULT_PORT, interface, config.wait, lines, keys)
 
 
-def _rank(given: str, lines: Sequence[Line], path: str) -> int:
-    """Return this board's rank: as `given`, or by the line of the hosts file that has an address of this machine."""
-    if given:
-        return _number("NODE_RANK", given, len(lines) or 1 << 16)
+def _rank(node_rank: str, lines: Sequence[Line], path: str) -> int:
+    """Return this board's rank: `node_rank`, or that of the line in the hosts file with an address of this machine."""
+    if node_rank:
+        return _number("NODE_RANK", node_rank, len(lines) or 1 << 16)
     if not lines:
         raise ValueError("which rank is this board? Give NODE_RANK, as in NODE_RANK=3 MASTER_ADDR=192.168.1.11 bash "
                          "run_jetson.sh, or hosts=FILE with one line for each rank")
-    own = [rank for rank, line in enumerate(lines) if is_here(line.address)]
-    if not own:
+
+    ranks_here = [rank for rank, line in enumerate(lines) if is_here(line.address)]
+    if not ranks_here:
         raise ValueError(f"no line of {path} is this board, which has {listed(addresses())}: write its address there, "
                          "or give NODE_RANK")
-    if len(own) > 1:
-        ranks = ", ".join(map(str, own))
+    if len(ranks_here) > 1:
+        ranks = ", ".join(map(str, ranks_here))
         raise ValueError(f"the lines of ranks {ranks} in {path} are all this machine: choose one, as "
                          "in NODE_RANK=1 bash run_jetson.sh")
-    return own[0]
+    return ranks_here[0]
 
 
-def _number(name: str, text: str, end: int) -> int:
+def _number(variable: str, text: str, end: int) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= end:
-        raise ValueError(f"{name}={text} is not possible: give a number from 0 to {end - 1}")
+        raise ValueError(f"{variable}={text} is not possible: give a number from 0 to {end - 1}")
     return int(text)
 
 
 def addresses() -> dict[str, str]:
     """Return the IPv4 address of every network interface of this machine that has one."""
-    found = {}
+    ip_by_interface = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                reply = fcntl.ioctl(probe, ADDRESS_OF, request)
-                found[name] = socket.inet_ntoa(reply[20:24])
+                reply = fcntl.ioctl(probe, GET_ADDRESS_REQUEST, request)
+                ip_by_interface[name] = socket.inet_ntoa(reply[20:24])
             except OSError:
                 continue  # it has none
-    return found
+    return ip_by_interface
 
 
-def listed(found: Mapping[str, str]) -> str:
+def listed(ip_by_interface: Mapping[str, str]) -> str:
     """Return interfaces and their addresses as messages name them."""
-    return ", ".join(f"{name} {address}" for name, address in found.items())
+    return ", ".join(f"{name} {address}" for name, address in ip_by_interface.items())
 
 
 def is_here(address: str) -> bool:
@@ -295,7 +314,7 @@ def way_to(address: str) -> str:
     """Return the source address of packets to an address; empty if it cannot be reached. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, PORT))
+            probe.connect((address, DEFAULT_PORT))
         except OSError:
             return ""
         return str(probe.getsockname()[0])

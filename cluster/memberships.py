@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 from cluster.heartbeat import Heartbeat, report_loss, reported_loss
-from cluster.processes import HUNG
+from cluster.processes import HUNG_KEY
 from cluster.sockets import Connections, Door
 from cluster.transport import SocketWire
 from config.failure import PeerLost
@@ -171,7 +171,7 @@ class OpenedMemberships(Memberships):
             # ranks that hang
             hung_now = set() if starts_the_run else set(missing).intersection(self._heartbeat.silent_peers())
             for peer in hung_now - hung_before:
-                self._store.add(HUNG.format(peer), 1)
+                self._store.add(HUNG_KEY.format(peer), 1)
             hung_before |= hung_now
 
             # the end of the wait

@@ -27,7 +27,7 @@ from cluster.agreement import Facts, PartFacts, Written, adopted, code_version, 
 from cluster.board import Board
 from cluster.heartbeat import reported_loss
 from cluster.memberships import COMPLETE, NEWEST, Meeting, door_of
-from cluster.processes import GRACE
+from cluster.processes import GRACE_SECONDS
 from cluster.sockets import BoardDoor
 from cluster.store import Entries, Store, StoreClient, StoreServer
 from config.cli import CommandKeys
@@ -36,15 +36,15 @@ from config.failure import PeerLost
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 
-PATIENCE = 15  # seconds for a present board to reply, and for late boards to receive the reason of an end
-SEAT = 30  # seconds for an earlier run to end that has not yet noticed the loss of this board
-LOOK = 0.2  # seconds between two checks of the store
-SOONER = 0.8  # share of the heartbeat's patience
-LATER = 10.0  # seconds by which a dead wire breaks after a silent board was named, since that breaks all its wires
-AT_ONCE = 5.0  # seconds for a lost board to return, before the first spare stands in; then for each further spare
-LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give more time "
-        "with wait=")
-SILENT = "{} fell silent during the rendezvous: check its board and network, then start all again"
+REPLY_SECONDS = 15  # for a present board to reply, and for late boards to receive the reason of an end
+SEAT_SECONDS = 30  # for an earlier run to end that has not yet noticed the loss of this board
+POLL_SECONDS = 0.2  # between two checks of the store
+PATIENCE_SHARE = 0.8  # of the heartbeat's patience
+WIRE_SECONDS_MORE = 10.0  # by which a dead wire breaks after a silent board was named, since that breaks all its wires
+RETURN_SECONDS = 5.0  # for a lost board to return, before the first spare stands in; then for each further spare
+LATE_MESSAGE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give "
+                "more time with wait=")
+SILENT_MESSAGE = "{} fell silent during the rendezvous: check its board and network, then start all again"
 
 MAKE_KEYS = "bash scripts/make_keys.sh hosts=FILE makes them for all boards"
 ReceivePart = Callable[[Callable[[str, int], bytes], str], Path]
@@ -102,7 +102,7 @@ class Rendezvous(Generic[Run]):
         self.board, self._prepare = board, prepare
         self.names: list[str] = []
         self._host = socket.gethostname()
-        self._waited = ""  # the missing boards that were printed last
+        self._reported_missing = ""  # the boards that were printed last
         os.environ["RANK"] = str(board.rank)
         if board.lines:
             os.environ["WORLD_SIZE"] = str(board.world)
@@ -114,45 +114,58 @@ class Rendezvous(Generic[Run]):
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
         """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
-        config, host = keys.run, self._host
+        config = keys.run
         judge = partial(judge_facts, board=self.board)
-        facts: Facts = {"host": host, "code": code_version(), "settings": self._settings(keys)}
-        returns = self._read("facts/verdict") is not None
-        with ExitStack() as ends:
+        facts: Facts = {"host": self._host, "code": code_version(), "settings": self._settings(keys)}
+        is_returning = self._read("facts/verdict") is not None
+
+        with ExitStack() as closing_door:
+            # this board's facts
             try:
-                prepared = self._prepared(config)
+                run = self._prepared(config)
                 interface, address = self.board.network()
-                bell = NumberDoor(address, self.board.rank)
-                ends.enter_context(bell)
-                facts.update(self._facts_of(keys, prepared.facts(self.board.rank)))
-                facts.update(address=address, interface=interface, port=bell.port)
+                door = NumberDoor(address, self.board.rank)
+                closing_door.enter_context(door)
+                facts.update(self._facts_of(keys, run.facts(self.board.rank)))
+                facts.update(address=address, interface=interface, port=door.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", self.board.world, judge)
                 raise
+
+            # all boards' facts
             self._write("facts", facts)
-            world = prepared.world
-            written = self._agree("facts", world, judge)
-            for rank, other in written.items():
-                self.names.append(self.board.named(rank, other["host"], other["address"]))
-            if not returns:
-                self._try_ways(written)
-            elif reason := judge({0: written[0], self.board.rank: facts}):
-                raise ValueError(reason)  # something has changed since this board was in this run
+            facts_by_rank = self._agree("facts", run.world, judge)
+            for rank, each in facts_by_rank.items():
+                self.names.append(self.board.named(rank, each["host"], each["address"]))
+
+            # connections between all, unless this board was in the run before
+            if not is_returning:
+                self._try_ways(facts_by_rank)
+            elif change := judge({0: facts_by_rank[0], self.board.rank: facts}):
+                raise ValueError(change)
+
+        self._apply(run, facts, config.timeout)
+        return run
+
+    def _apply(self, run: Run, facts: Facts, timeout: float) -> None:
+        """Set what follows from the agreement: patience, environment and addresses; print how safe the wires are."""
         if self._client:
-            self._client.names = self.names[0], self.board.named(self.board.rank, host, facts["address"])
+            self._client.names = self.names[0], self.board.named(self.board.rank, self._host, facts["address"])
             # A little less than the heartbeat has: this end can tell a cut wire from a program that hangs. With
             # recovery such a program may continue.
-            self._client.patience = max(SOONER * config.timeout, prepared.patience)
-        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        self._address, self._needs_process_group = facts["address"], prepared.needs_process_group
-        self._wire_patience = config.timeout + LATER
-        has_plain_sums = prepared.shares_stages
-        safety = ", and all is encrypted but the sums of ranks that share a stage" if has_plain_sums else ", encrypted"
+            self._client.patience = max(PATIENCE_SHARE * timeout, run.patience)
+
+        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(run.world))
+        self._address, self._needs_process_group = facts["address"], run.needs_process_group
+        self._wire_patience = timeout + WIRE_SECONDS_MORE
+
+        safety = ", encrypted"
+        if run.shares_stages:
+            safety = ", and all is encrypted but the sums of ranks that share a stage"
         if self.board.keys is None:
             safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
-        say(f"all {world} ranks are here{safety}")
-        return prepared
+        say(f"all {run.world} ranks are here{safety}")
 
     def _prepared(self, config: RunConfig) -> Run:
         """Return the run that starts here; raises ValueError or OSError for what cannot work."""
@@ -160,35 +173,35 @@ class Rendezvous(Generic[Run]):
 
     def _facts_of(self, keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
         """Return the facts that must agree with rank 0's: the code, the part of the model and the settings."""
-        own_settings = self._settings(keys, dtype=part.number_type)
-        return {"code": code_version(), "split": part.split_id, "world": part.world, "settings": own_settings}
+        resolved_settings = self._settings(keys, dtype=part.number_type)
+        return {"code": code_version(), "split": part.split_id, "world": part.world, "settings": resolved_settings}
 
-    def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
+    def _settings(self, keys: RunConfig | CommandKeys, **resolved_values: str) -> dict[str, str]:
         """Return the keys that must agree with rank 0's, with the values to which some were resolved here."""
-        return settings(keys, **found)
+        return settings(keys, **resolved_values)
 
     def connect(self) -> Meeting:
         """Return the meeting of all ranks; join a process group if some of them share a stage."""
         if self._needs_process_group:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys, patience=self._wire_patience)
-        return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)
+        return Meeting(self._store, door, self.names, self._rename, self._look_after, REPLY_SECONDS)
 
     def _rename(self) -> None:
         """Update the names of the boards, some of which may now stand in for others."""
-        facts = [self._read(f"facts/{rank}") for rank in range(len(self.names))]
-        addresses = [each.get("address", "") for each in facts]
-        for rank, before in enumerate(list(self.names)):
-            now = self.board.named(rank, facts[rank]["host"], addresses[rank])
-            self.names[rank] = now
-            if now != before:
-                say(f"{now} stands in for {before}: {len(facts)} ranks on {len({*addresses})} boards", "\n")
+        all_facts = [self._read(f"facts/{rank}") for rank in range(len(self.names))]
+        addresses = [facts.get("address", "") for facts in all_facts]
+        for rank, old_name in enumerate(list(self.names)):
+            new_name = self.board.named(rank, all_facts[rank]["host"], addresses[rank])
+            self.names[rank] = new_name
+            if new_name != old_name:
+                say(f"{new_name} stands in for {old_name}: {len(all_facts)} ranks on {len({*addresses})} boards", "\n")
 
     def _begin_groups(self) -> None:
         rank, world = self.board.rank, len(self.names)
         try:
             dist.init_process_group("gloo", store=self._store, rank=rank, world_size=world,
-                                    timeout=timedelta(seconds=PATIENCE))
+                                    timeout=timedelta(seconds=REPLY_SECONDS))
         except PeerLost:
             raise
         except RuntimeError as error:
@@ -200,13 +213,13 @@ class Rendezvous(Generic[Run]):
         """Return why a rank will not come to the next membership, or an empty string; only rank 0 knows."""
         return ""
 
-    def _try_ways(self, written: Written) -> None:
+    def _try_ways(self, facts_by_rank: Written) -> None:
         """Connect to all ranks, and agree that all ranks reach each other."""
-        self._deadline = time.monotonic() + PATIENCE
-        with ThreadPoolExecutor(len(written)) as pool:
-            reached = list(pool.map(reaches, written.values(), written))
-        self._write("ways", [rank for rank in written if not reached[rank]])
-        self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
+        self._deadline = time.monotonic() + REPLY_SECONDS
+        with ThreadPoolExecutor(len(facts_by_rank)) as pool:
+            is_reached = list(pool.map(reaches, facts_by_rank.values(), facts_by_rank))
+        self._write("ways", [rank for rank in facts_by_rank if not is_reached[rank]])
+        self._agree("ways", len(facts_by_rank), lambda ways: judge_ways(facts_by_rank, ways, self.names))
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """Return what all ranks have written about a topic, in the order of their numbers.
@@ -215,11 +228,13 @@ class Rendezvous(Generic[Run]):
         """
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
-            self._wait_for(self._missing("facts", world))
-        reason, is_lost, pairs = verdict
+            self._wait_for(self._missing_boards("facts", world))
+
+        reason, is_lost, entries = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
-        written = dict(sorted(pairs))
+
+        written = dict(sorted(entries))
         if set(written) != set(range(world)):
             raise PeerLost(f"{self.board.named(0)} names other ranks than the {world} of this split: check that "
                            "all boards were given the same address and port")
@@ -235,25 +250,25 @@ class Rendezvous(Generic[Run]):
 
     def _read(self, key: str) -> Any:
         """Return the value of a key; None if it is missing."""
-        found = self._store.look(key)
-        return None if found is None else json.loads(found)
+        entry = self._store.look(key)
+        return None if entry is None else json.loads(entry)
 
-    def _written(self, topic: str, world: int) -> Written:
+    def _entries_about(self, topic: str, world: int) -> Written:
         """Return what has been written about a topic so far, in the order of the ranks."""
-        found = ((rank, self._read(f"{topic}/{rank}")) for rank in range(world))
-        return {rank: entry for rank, entry in found if entry is not None}
+        entries = ((rank, self._read(f"{topic}/{rank}")) for rank in range(world))
+        return {rank: entry for rank, entry in entries if entry is not None}
 
-    def _missing(self, topic: str, world: int) -> str:
-        ranks = set(range(world)) - self._written(topic, world).keys()
-        return ", ".join(map(self.board.named, sorted(ranks)))
+    def _missing_boards(self, topic: str, world: int) -> str:
+        missing_ranks = set(range(world)) - self._entries_about(topic, world).keys()
+        return ", ".join(map(self.board.named, sorted(missing_ranks)))
 
     def _wait_for(self, missing: str) -> None:
         """Wait briefly; print which boards are missing, if that has changed."""
-        if missing not in ("", self._waited):
-            left = max(0, self._deadline - time.monotonic())
-            say(f"waiting for {missing}, up to {left:.0f} seconds")
-        self._waited = missing
-        time.sleep(LOOK)
+        if missing not in ("", self._reported_missing):
+            seconds_left = max(0, self._deadline - time.monotonic())
+            say(f"waiting for {missing}, up to {seconds_left:.0f} seconds")
+        self._reported_missing = missing
+        time.sleep(POLL_SECONDS)
 
 
 class NumberDoor(BoardDoor):
@@ -271,8 +286,8 @@ class NumberDoor(BoardDoor):
 def reaches(facts: Facts, rank: int) -> bool:
     """Whether a rank replies with its number at the address of its facts."""
     try:
-        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
-            return way.recv(64) == b"flowspec %d\n" % rank
+        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as connection:
+            return connection.recv(64) == b"flowspec %d\n" % rank
     except OSError:
         return False
 
@@ -294,7 +309,7 @@ class Coordinator(Rendezvous[Run]):
             reason = os.strerror(error.errno or 0)
             raise ValueError(f"port {board.port} of {address} cannot be used ({reason}): choose another with "
                              "master=:PORT, the same on all boards") from error
-        self._store = Store(entries.own)
+        self._store = Store(entries.reply_to_root)
 
     def _prepared(self, config: RunConfig) -> Run:
         """Return the run, of which boards with keys may now request their parts."""
@@ -317,63 +332,64 @@ class Coordinator(Rendezvous[Run]):
         if prepared.recovers:
             self._server.patience = keys.run.timeout
         if self.board.keys is None:  # only its address identifies a board
-            here = {self._server.seats[rank].address for rank in range(1, len(self.names))}
-            self._server.known = here | self.board.listed()
+            seated_addresses = {self._server.seats[rank].address for rank in range(1, len(self.names))}
+            self._server.board_addresses = seated_addresses | self.board.listed_addresses()
         return prepared
 
     def _look_after(self) -> str:
-        if failed := reported_loss(self._store):
-            return failed
-        first = self._store.add(NEWEST, 0) == 1
-        patience = math.inf if first else self._server.patience or math.inf
-        ranks = range(len(self.names))
-        gone = [seat for seat in self._server.gone(patience) if seat in ranks]
-        if gone and first:
-            return f"{self.names[gone[0]]} was lost: its program has ended"
-        missing = ", ".join(self.names[rank] for rank in gone)
-        if missing not in ("", self._waited):
-            say(f"waiting for {missing}: start run_jetson.sh there again{self._spares(gone)}", "\n")
-        self._waited = missing
+        if loss := reported_loss(self._store):
+            return loss
+
+        is_first_membership = self._store.add(NEWEST, 0) == 1
+        patience = math.inf if is_first_membership else self._server.patience or math.inf
+        gone_ranks = [rank for rank in self._server.gone_ranks(patience) if rank < len(self.names)]
+        if gone_ranks and is_first_membership:
+            return f"{self.names[gone_ranks[0]]} was lost: its program has ended"
+
+        missing = ", ".join(self.names[rank] for rank in gone_ranks)
+        if missing not in ("", self._reported_missing):
+            say(f"waiting for {missing}: start run_jetson.sh there again{self._spares(gone_ranks)}", "\n")
+        self._reported_missing = missing
         return ""
 
-    def _spares(self, gone: Sequence[int]) -> str:
+    def _spares(self, gone_ranks: Sequence[int]) -> str:
         """Return which present spares can stand in for these ranks, and why others cannot, as a part of a sentence."""
-        here = self._server.seats.keys() - self._server.gone()
-        text = ""
+        present = self._server.seats.keys() - self._server.gone_ranks()
+        clauses = ""
         for number in range(len(self.names), len(self.board.lines)):
-            facts: Any = self._read(f"spare/{number}") if number in here else None
-            for rank in gone if facts else ():
+            facts: Any = self._read(f"spare/{number}") if number in present else None
+            for rank in gone_ranks if facts else ():
                 reason = facts["lacks"].get(str(rank), "its line is for other ranks")
-                can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
-                text += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
-        return text
+                outlook = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
+                clauses += f"; {self.board.named(number, facts['host'], facts['address'])} {outlook}"
+        return clauses
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: unknown, since rank 0's own folder is invalid
-        written, late = self._collect(topic, world)
-        reason = late or judge(written)
-        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
+        written, late_reason = self._collect(topic, world)
+        reason = late_reason or judge(written)
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late_reason), list(written.items()))))
         if reason:
-            self._awaited = [rank for rank in range(1, world) if rank in written or not late]
+            self._awaited = [rank for rank in range(1, world) if rank in written or not late_reason]
             atexit.register(self.close)
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """Return what the ranks have written, once all have or one has an error; and a message if it is too late."""
         while True:
-            missing = self._missing(topic, world)
-            written = self._written(topic, world)
-            failed = topic == "facts" and any(fact.get("error") for fact in written.values())
-            if failed or not missing:
+            missing = self._missing_boards(topic, world)
+            written = self._entries_about(topic, world)
+            has_error = topic == "facts" and any(facts.get("error") for facts in written.values())
+            if has_error or not missing:
                 return written, ""
             if time.monotonic() > self._deadline:
-                late = LATE if topic == "facts" else SILENT
-                return written, late.format(missing, self.board.wait)
-            self._wait_for(self._missing("facts", world))
+                message = LATE_MESSAGE if topic == "facts" else SILENT_MESSAGE
+                return written, message.format(missing, self.board.wait)
+            self._wait_for(self._missing_boards("facts", world))
 
     def close(self) -> None:
         """End the store, after the other ranks, even late ones, have received the reason and ended."""
         atexit.unregister(self.close)
-        self._server.close(PATIENCE if self._awaited else 2 * GRACE, self._awaited)
+        self._server.close(REPLY_SECONDS if self._awaited else 2 * GRACE_SECONDS, self._awaited)
 
 
 class Participant(Rendezvous[Run]):
@@ -394,34 +410,36 @@ class Participant(Rendezvous[Run]):
         board = self.board
         names = board.named(0), board.named(board.rank, self._host)
         master = board.meeting_point(names[0])
-        since = time.monotonic()
-        late: Exception = PeerLost(LATE.format(names[0], board.wait))
+        last_refused = time.monotonic()  # its board responds, and refuses as long as the program is not running
+        late_error: Exception = PeerLost(LATE_MESSAGE.format(names[0], board.wait))
+
         while True:
-            wrong: Exception
-            missing, patience = names[0], PATIENCE
+            missing, patience = names[0], REPLY_SECONDS
+            error: Exception
             try:
-                client = StoreClient((board.master, board.port), names, PATIENCE, board.keys)
+                client = StoreClient((board.master, board.port), names, REPLY_SECONDS, board.keys)
                 holder = client.greet(board.rank)
                 if not holder:
                     return client
-                missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT
-                wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of that board, or "
+                missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT_SECONDS
+                error = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of that board, or "
                                    "give this board a NODE_RANK of its own")
-                late = wrong  # still the reason if that run ends before this board gives up
+                late_error = error  # still the reason if that run ends before this board gives up
             except ssl.SSLError:
-                wrong = PeerLost(f"{names[0]} at {master} has no keys, or not those of the cluster "
+                error = PeerLost(f"{names[0]} at {master} has no keys, or not those of the cluster "
                                  f"of {names[1]}: {MAKE_KEYS}")
-            except OSError as error:
-                if error.errno == errno.ECONNREFUSED:
-                    since = time.monotonic()
-                wrong = PeerLost(f"{names[0]} cannot be reached at {master} from {names[1]} "
-                                 f"({error.strerror or error}): check MASTER_ADDR or the hosts file, the cable and the "
-                                 "firewall")
+            except OSError as refusal:
+                if refusal.errno == errno.ECONNREFUSED:
+                    last_refused = time.monotonic()
+                error = PeerLost(f"{names[0]} cannot be reached at {master} from {names[1]} "
+                                 f"({refusal.strerror or refusal}): check MASTER_ADDR or the hosts file, the cable and "
+                                 "the firewall")
+
             now = time.monotonic()
             if now > self._deadline and missing == names[0]:
-                raise late
-            if now > min(since + patience, self._deadline):
-                raise wrong
+                raise late_error
+            if now > min(last_refused + patience, self._deadline):
+                raise error
             self._wait_for(missing)
 
 
@@ -445,39 +463,41 @@ class WorkerBoard(Participant[Run]):
         return super().attend(adopted(keys.run, facts["settings"]))
 
     def _prepared(self, config: RunConfig) -> Run:
-        facts = self._root_facts
-        is_sound = "error" not in facts and facts["code"] == code_version()  # else rank 0 judges
-        if not config.model_dir and is_sound:
+        root_facts = self._root_facts
+        can_receive = "error" not in root_facts and root_facts["code"] == code_version()  # else rank 0 judges
+        if not config.model_dir and can_receive:
             if not self.board.keys:
                 raise ValueError(f"this worker takes its part of the model from rank 0 with keys only: {MAKE_KEYS}, or "
                                  "copy the part with bash scripts/push.sh, and give model_dir= there")
-            config = replace(config, model_dir=str(self._receive(self._client.piece, facts["split"])))
+            config = replace(config, model_dir=str(self._receive(self._client.piece, root_facts["split"])))
         return super()._prepared(config)
 
-    def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
-        return {**self._root_facts["settings"], **found}
+    def _settings(self, keys: RunConfig | CommandKeys, **resolved_values: str) -> dict[str, str]:
+        return {**self._root_facts["settings"], **resolved_values}
 
 
 class Spare(Participant[Run]):
     """A board that waits until another one is lost and does not return at once, and then becomes that rank."""
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
-        written = self._agree("facts", self.board.world, no_objection)
-        lacks = self._lacking(keys, written[0])
+        facts_by_rank = self._agree("facts", self.board.world, no_objection)
+        reasons = self._reasons_against(keys, facts_by_rank[0])
         _, address = self.board.network()
-        by_name = {str(rank): reason for rank, reason in lacks.items()}
-        self._write("spare", {"host": self._host, "address": address, "lacks": by_name})
-        able = [rank for rank, reason in lacks.items() if not reason]
-        for rank, reason in lacks.items():
+        reasons_by_text = {str(rank): reason for rank, reason in reasons.items()}
+        self._write("spare", {"host": self._host, "address": address, "lacks": reasons_by_text})
+
+        for rank, reason in reasons.items():
             if reason:
                 say(f"this spare cannot stand in for rank {rank}: {reason}")
-        if not able:
+        possible_ranks = [rank for rank, reason in reasons.items() if not reason]
+        if not possible_ranks:
             raise ValueError("this spare can stand in for no rank, for the reasons above")
-        names = " and ".join(self.board.named(rank) for rank in able)
+
+        names = " and ".join(self.board.named(rank) for rank in possible_ranks)
         say(f"waiting until {names} is lost; then this spare stands in")
-        self._client.patience = max(PATIENCE, keys.run.recovery)
+        self._client.patience = max(REPLY_SECONDS, keys.run.recovery)
         try:
-            self._stand_by(able)
+            self._stand_by(possible_ranks)
         except PeerLost:
             if self._client.ended:
                 say(f"{self._client.names[0]} has ended, and this spare was not needed")
@@ -485,43 +505,45 @@ class Spare(Participant[Run]):
             raise
         return super().attend(keys)
 
-    def _lacking(self, keys: RunConfig | CommandKeys, root: Facts) -> dict[int, str]:
+    def _reasons_against(self, keys: RunConfig | CommandKeys, root_facts: Facts) -> dict[int, str]:
         """Return why this board cannot stand in, with the fix, for each rank of its line; empty if it can."""
-        lacks = {}
+        reasons = {}
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
             os.environ["RANK"] = str(rank)
             try:
                 facts = {"host": "", **self._facts_of(keys, self._prepare(keys.run).facts(rank))}
-                lacks[rank] = judge_facts({0: root, self.board.rank: facts}, self.board)
+                reasons[rank] = judge_facts({0: root_facts, self.board.rank: facts}, self.board)
             except (ValueError, OSError) as error:
-                lacks[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"
-        return lacks
+                reasons[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"
+        return reasons
 
-    def _stand_by(self, able: Sequence[int]) -> None:
+    def _stand_by(self, possible_ranks: Sequence[int]) -> None:
         """Wait, and take the seat of one of these ranks; spares act in the order of the hosts file."""
-        since = time.monotonic()
-        patience = AT_ONCE * (1 + self.board.rank - self.board.world)
+        last_complete = time.monotonic()
+        patience = RETURN_SECONDS * (1 + self.board.rank - self.board.world)
         while self.board.is_spare:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             if loss := reported_loss(self._store):
                 raise PeerLost(loss)
-            newest, now = self._store.add(NEWEST, 0), time.monotonic()
-            if newest < 2 or self._store.add(COMPLETE, 0) == newest:
-                since = now
-            lost = [rank for rank in able if door_of(self._store, rank)[0] < newest]
-            if now > since + patience:
-                any(map(self._take, lost))
 
-    def _take(self, rank: int) -> bool:
+            newest_membership, now = self._store.add(NEWEST, 0), time.monotonic()
+            if newest_membership < 2 or self._store.add(COMPLETE, 0) == newest_membership:
+                last_complete = now
+            lost_ranks = [rank for rank in possible_ranks if door_of(self._store, rank)[0] < newest_membership]
+            if now > last_complete + patience:
+                any(map(self._take_seat, lost_ranks))
+
+    def _take_seat(self, rank: int) -> bool:
         """Become this rank, if its seat is free; return whether it was."""
-        board, before = self.board._replace(rank=rank), self._client
+        board, old_client = self.board._replace(rank=rank), self._client
         try:
-            client = StoreClient((board.master, board.port), before.names, PATIENCE, board.keys)
+            client = StoreClient((board.master, board.port), old_client.names, REPLY_SECONDS, board.keys)
             if client.greet(rank):
                 return False
         except OSError:
             return False
-        before.close()
+
+        old_client.close()
         self.board, self._client, self._store = board, client, Store(client.ask)
         self._host += ", a spare"
         os.environ["RANK"] = str(rank)

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
-from cluster.board import BOARD, TYPED_AS, find_board
+from cluster.board import BOARD_VARIABLE, COMMAND_VARIABLE, find_board
 from config.cli import parts
 from config.console import EXIT_STOPPED, ended_by, say
 from config.files import check_folder
@@ -113,7 +113,7 @@ def _check_drafts(config: EvalConfig) -> None:
 
 def _one_rank_per_host(config: EvalConfig) -> bool:
     """Whether each rank is on its own host; then only the host of rank 0 has the results."""
-    return bool(config.run.hosts or os.environ.get(BOARD))
+    return bool(config.run.hosts or os.environ.get(BOARD_VARIABLE))
 
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
@@ -147,7 +147,7 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
     """Return the arguments and the keys of the whole evaluation; announce it unless rank 0 does that elsewhere."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is a key of single runs: write methods=NAME,NAME")
-    resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
+    resolved = resolve(argv, EvalConfig, os.environ.get(COMMAND_VARIABLE, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
     if _one_rank_per_host(config):
         check_folder(config.results, OTHER)  # for the tally of this host

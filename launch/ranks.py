@@ -20,7 +20,7 @@ from cluster.board import Board, find_board
 from cluster.folder import RENDEZVOUS, Folder, hold, private_folder
 from cluster.heartbeat import Heartbeat
 from cluster.memberships import FollowedMemberships, Meeting, Memberships, OpenedMemberships, door_of
-from cluster.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
+from cluster.processes import GRACE_SECONDS, INTERFACE_VARIABLE, LAUNCHER_VARIABLE, POLL_SECONDS, Ranks, launched
 from cluster.rendezvous import Coordinator
 from cluster.sockets import FolderDoor
 from cluster.torch_wires import torch_wires
@@ -35,14 +35,14 @@ from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.trace import OFF, REAL, NoTrace, forget
 
-RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
+RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE_VARIABLE)  # variables that a rendezvous sets in the environment
 
 
 # --- processes of one machine; for several see cluster/rendezvous.py --------------------------------------------------
 
 def connect(rank: int, prepared: Prepared) -> Meeting:
     """Return the meeting of all ranks of this machine, which a launcher has started."""
-    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getppid())
     folder = os.environ[RENDEZVOUS]
     with suppress(OSError):  # the folder is gone if the launcher is
         hold(folder)
@@ -67,8 +67,8 @@ def join_beside(others: Ranks, folder: str, prepared: Prepared) -> Meeting:
     """Like `join`, for rank 0, which has started the `others`; raises PeerLost, with the reason, if one ends first."""
     joined: list[Meeting] = []
     failed: list[BaseException] = []
-    with environment_kept(INTERFACE):
-        os.environ.pop(INTERFACE, None)  # it may lead to other machines
+    with environment_kept(INTERFACE_VARIABLE):
+        os.environ.pop(INTERFACE_VARIABLE, None)  # it may lead to other machines
         processes.keep_on_loopback(os.environ)
         joining = guarded("join", lambda: joined.append(join(folder, 0, prepared)),
                           lambda thread, error: failed.append(error))
@@ -82,7 +82,7 @@ def join_beside(others: Ranks, folder: str, prepared: Prepared) -> Meeting:
 def _end_with(launcher: int, folder: str) -> NoReturn:
     """Wait until the launcher is gone; then remove the folder, which nobody else can do, and end this rank."""
     while os.getppid() == launcher:
-        time.sleep(GRACE / 6)
+        time.sleep(GRACE_SECONDS / 6)
     # A rank that is just connecting through the folder must finish that first: torch waits for a missing file, and
     # blocks all other threads meanwhile.
     time.sleep(1)
@@ -107,8 +107,9 @@ class Member:
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
         self._prints = several_hosts
-        self._patience = 2 * GRACE if several_hosts else GRACE / 3  # seconds for the main thread to find a loss itself
-        self._linger = 0 if rank or not several_hosts else GRACE  # seconds for others to read the reason
+        # seconds for the main thread to find a loss itself
+        self._patience = 2 * GRACE_SECONDS if several_hosts else GRACE_SECONDS / 3
+        self._linger = 0 if rank or not several_hosts else GRACE_SECONDS  # seconds for others to read the reason
         self._recovers = prepared.recovers  # whether all ranks connect again after a loss
 
     def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:
@@ -253,7 +254,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
             meeting = meeting._replace(reason_against=partial(processes.lost, others, place))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
-            others.wait(GRACE)
+            others.wait(GRACE_SECONDS)
         finally:
             others.kill()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NoReturn, Sequence
 
-from cluster.board import TYPED_AS, WORKER, Board, find_board
+from cluster.board import COMMAND_VARIABLE, WORKER_VARIABLE, Board, find_board
 from cluster.processes import launched, note, spawn
 from cluster.rendezvous import Coordinator, Participant, Rendezvous, Spare, WorkerBoard
 from config.cli import CommandKeys
@@ -69,7 +69,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
             raise ValueError(f"{name}={os.environ[name]} in the environment was not set by FlowSpec: unset it, or "
                              "start this without torchrun, since it starts its ranks itself")
     typed_words = command.fill(argv) if command.fill else argv
-    resolved = resolve(typed_words, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
+    resolved = resolve(typed_words, command.kind, os.environ.get(COMMAND_VARIABLE, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
@@ -94,7 +94,7 @@ def _rendezvous(board: Board) -> Rendezvous[Prepared]:
     """Return this board's side of the rendezvous."""
     if board.is_spare:
         return Spare(board, prepare)
-    if WORKER in os.environ and board.rank:
+    if WORKER_VARIABLE in os.environ and board.rank:
         return WorkerBoard(board, prepare, received_part)
     return Participant(board, prepare) if board.rank else Coordinator(board, prepare)
 

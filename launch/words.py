@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from cluster.board import BOARD, is_one_rank
+from cluster.board import BOARD_VARIABLE, is_one_rank
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.console import Words, say
 from config.drafts import BEST_DRAFT
@@ -118,7 +118,7 @@ def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str
     """Return the best method and draft as defaults of a single run on boards or an emulated cluster; on one machine a
     single stage, since stages would share its cores. The bundled model shows a pipeline there, too."""
     config = keys.run
-    several_devices = bool(config.cluster or config.hosts or BOARD in os.environ)
+    several_devices = bool(config.cluster or config.hosts or BOARD_VARIABLE in os.environ)
     if keys.COMPARES:
         return {}
     if not several_devices:

@@ -20,10 +20,10 @@ from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from cluster import processes
-from cluster.board import BOARD
+from cluster.board import BOARD_VARIABLE
 from cluster.folder import RENDEZVOUS, Folder, private_folder
 from cluster.heartbeat import LOSS_KEY
-from cluster.processes import LAUNCHER
+from cluster.processes import LAUNCHER_VARIABLE
 from config.presets import ROOT
 from launch.run import run
 from scripts import generate
@@ -194,7 +194,7 @@ def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
 def _be_board(words: Sequence[str], environment: dict[str, str], log: str) -> None:
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
-    _be_program(["scripts.generate", *words], {**environment, BOARD: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    _be_program(["scripts.generate", *words], {**environment, BOARD_VARIABLE: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
 
 
 def board(words: Sequence[str], **options: Any) -> Any:
@@ -214,7 +214,7 @@ def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequenc
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     module, _, *rest = words
     numbers = ",".join(str(pipe.fileno()) for pipe in pipes)
-    _be_program([module, numbers, *rest], {**environment, LAUNCHER: str(os.getppid())})
+    _be_program([module, numbers, *rest], {**environment, LAUNCHER_VARIABLE: str(os.getppid())})
 
 
 def _lent(file: int) -> Connection:

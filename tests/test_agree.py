@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.agreement import LOCAL, clean, judge_facts, settings
+from cluster.agreement import LOCAL_KEYS, clean, judge_facts, settings
 from cluster.board import Board
 from config.cli import all_options, flat
 from config.keys import allowed_values
@@ -14,7 +14,7 @@ from config.run_config import RunConfig
 from config.values import Choices
 from eval.keys import EvalConfig
 
-BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
+BOARD_VARIABLE = Board(0, "10.0.0.1", 1, "", 1, ())
 TYPED = {"stages": "0+2+2", "methods": "ar", "sets": "qa", "temperatures": "0",
          "device": "cpu", "prompt_ids": "1,2", "tp": "2,1", "questions": "9", "pipeline_type": "tp"}
 
@@ -26,7 +26,7 @@ def judged(own, other):
     found = {rank: json.loads(clean(f"facts/{rank}",
                                     json.dumps({**facts, "settings": settings(of)}).encode()))
             for rank, of in enumerate((own, other))}
-    return judge_facts(found, BOARD)
+    return judge_facts(found, BOARD_VARIABLE)
 
 
 def another(config, option):
@@ -55,7 +55,7 @@ def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
         other = changed(config, option)
         assert flat(other)[option.name] != flat(config)[option.name], option.name
         sentence = judged(config, other)
-        assert bool(sentence) == (option.name not in LOCAL), option.name
+        assert bool(sentence) == (option.name not in LOCAL_KEYS), option.name
         if sentence:
             assert f"rank 1 (b, 10.0.0.1) was started with {option.name}=" in sentence
             assert "type the same keys on all boards" in sentence and sentence.isprintable()
@@ -66,8 +66,8 @@ def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
 
 
 def test_what_is_said_to_be_local_exists():
-    assert LOCAL <= {option.name for option in all_options(EvalConfig)}
-    assert "trace" not in LOCAL
+    assert LOCAL_KEYS <= {option.name for option in all_options(EvalConfig)}
+    assert "trace" not in LOCAL_KEYS
 
 
 @pytest.mark.parametrize(("own", "other", "message"), [
@@ -91,4 +91,4 @@ def test_boards_that_took_another_type_of_numbers_are_reported_though_they_typed
     found = {rank: {**facts, "settings": settings(RunConfig(), dtype=dtype)}
             for rank, dtype in enumerate(("float16", "float32"))}
     assert "dtype=float32, but rank 0 with float16: type the same keys on all boards, and dtype= too" in judge_facts(
-        found, BOARD)
+        found, BOARD_VARIABLE)

@@ -22,7 +22,7 @@ import pytest
 
 from cluster import rendezvous as rendezvous
 from cluster.agreement import code_version, judge_facts, judge_ways
-from cluster.board import BOARD, Board
+from cluster.board import BOARD_VARIABLE, Board
 from cluster.store import StoreClient
 from config.presets import ROOT
 from eval.bench.places import make_keys
@@ -47,12 +47,12 @@ def be_board(words, environment, space, files):
     """What run_jetson.sh starts, in a process that has Python's modules already, perhaps in a namespace."""
     for number, path in enumerate(files, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.environ.update({BOARD: "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment})
+    os.environ.update({BOARD_VARIABLE: "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if space:
         with open(f"/run/netns/{space}", "rb") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
-    rendezvous.AT_ONCE = 1.0
+    rendezvous.RETURN_SECONDS = 1.0
     if environment.get("OTHER_CODE"):
         rendezvous.code_version = lambda: "d"
     code = run(generate.GENERATE, words)

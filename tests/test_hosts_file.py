@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from cluster.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
+from cluster.board import BOARD_VARIABLE, Board, Line, find_board, main, read_hosts, stages_for
 from config.run_config import RunConfig
 from launch.ranks import command_elsewhere
 from tests.checkpoints import refused
@@ -79,7 +79,7 @@ def found(environment, text="", tmp_path=None, **keys):
     if text:
         (tmp_path / "hosts").write_text(text)
         keys["hosts"] = str(tmp_path / "hosts")
-    return find_board(RunConfig(**keys), {BOARD: "1", **environment})
+    return find_board(RunConfig(**keys), {BOARD_VARIABLE: "1", **environment})
 
 
 def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path):

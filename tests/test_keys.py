@@ -180,7 +180,7 @@ def test_a_start_that_somebody_has_captured_takes_no_seat_of_the_store(clusters,
         again.sendall(said)
         while again.recv(1 << 16):
             pass
-    assert keeper.seats == {} and Store(keeper.entries.own).look("heartbeat/1") == b"3"
+    assert keeper.seats == {} and Store(keeper.entries.reply_to_root).look("heartbeat/1") == b"3"
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

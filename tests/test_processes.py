@@ -37,9 +37,9 @@ from tests.tiny import in_threads
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Hands the handlers back to pytest, and gives ranks that do not end less time."""
-    monkeypatch.setattr(processes, "GRACE", 0.5)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(processes, "subprocess", subprocess)  # no stand-in of tests/forked.py
-    before = {number: signal.getsignal(number) for number in processes.STOPS}
+    before = {number: signal.getsignal(number) for number in processes.STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -70,7 +70,7 @@ def test_a_launcher_needs_no_torch():
 ])
 def test_whatever_ends_ranks_is_reported_in_one_sentence(capfd, monkeypatch, words, code, message):
     if not {"wait", "deaf"} & set(words):
-        monkeypatch.setattr(processes, "GRACE", 60)  # all end by themselves, however busy the machine is
+        monkeypatch.setattr(processes, "GRACE_SECONDS", 60)  # all end by themselves, however busy the machine is
     assert ends(*words) == code
     shown = capfd.readouterr().err.strip()
     assert shown.startswith(f"flowspec: {message}") if message else shown == ""
@@ -80,8 +80,13 @@ def test_whatever_ends_ranks_is_reported_in_one_sentence(capfd, monkeypatch, wor
 def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd, monkeypatch):
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
     found = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
-    monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks, forks: (
-        Folder(folder).set(LOSS_KEY, found), start(command, folder, *rest, forks))[1])
+    start_ranks = processes.start_ranks
+
+    def start(command, folder, *rest, may_fork):
+        Folder(folder).set(LOSS_KEY, found)
+        return start_ranks(command, folder, *rest, may_fork)
+
+    monkeypatch.setattr(processes, "start_ranks", start)
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -158,7 +163,7 @@ def test_ctrl_c_within_a_second_counts_once():
 def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     found = []
 
-    def start(command, place, world, numbers, returning, forks):
+    def start(command, place, world, numbers, returning, may_fork):
         folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
         return SimpleNamespace(deaths={})

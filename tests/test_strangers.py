@@ -70,14 +70,14 @@ def works(keeper, rank=7):
     """Whether a board finds the store as it should be."""
     store = follower(keeper, rank)
     store.set(f"0//cpu//{rank}", bytes(range(256)))
-    own = Store(keeper.entries.own)
+    own = Store(keeper.entries.reply_to_root)
     return own.get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("heartbeat/losses", 0) == 0
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
 def test_ranks_write_read_count_and_wait(keeper):
-    own = Store(keeper.entries.own)
+    own = Store(keeper.entries.reply_to_root)
     one = follower(keeper, 1)
     two = follower(keeper, 2)
     assert one.look("split/0") is None and not one.check(["split/0"])
@@ -90,7 +90,7 @@ def test_ranks_write_read_count_and_wait(keeper):
 def test_boards_of_the_hosts_file_are_known_by_their_addresses():
     board = Board(0, HERE, 1, "", 1.0,
                   [Line("localhost"), Line("10.0.0.9", spare="")])
-    assert board.listed() == {HERE, "10.0.0.9"}
+    assert board.listed_addresses() == {HERE, "10.0.0.9"}
 
 
 def test_the_store_listens_at_its_address_alone(keeper):
@@ -132,7 +132,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
 def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
     wire = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
     crowd = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(2 * MAX_STRANGERS)]
-    assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
+    assert wait_until(lambda: select.select([wire._connection], [], [], 0)[0], 20)  # it was the oldest
     with pytest.raises(OSError):
         wire.greet(1)
     assert works(keeper, 1)
@@ -145,17 +145,17 @@ def test_a_lost_seat_is_taken_from_a_known_address_alone(keeper, capfd):
     first = StoreClient((HERE, keeper.port), names, 20)
     assert first.greet(1) == ""
     first.close()
-    assert wait_until(lambda: keeper.gone() == [1], 20)
-    keeper.patience, keeper.known = 60.0, {"10.0.0.1"}
+    assert wait_until(lambda: keeper.gone_ranks() == [1], 20)
+    keeper.patience, keeper.board_addresses = 60.0, {"10.0.0.1"}
     with pytest.raises(OSError):
         StoreClient((HERE, keeper.port), names, 20).greet(1)
     assert "without keys only boards of the hosts file" in capfd.readouterr().err
-    keeper.known.add(HERE)
+    keeper.board_addresses.add(HERE)
     assert StoreClient((HERE, keeper.port), names, 20).greet(1) == ""
 
 
 def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
-    own = Store(keeper.entries.own)
+    own = Store(keeper.entries.reply_to_root)
     one = follower(keeper, 1)
     stranger = follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
@@ -189,7 +189,7 @@ def test_the_store_cannot_be_filled_without_end(keeper):
 
 
 def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
-    own, stranger, heard = Store(keeper.entries.own), follower(keeper, 2), []
+    own, stranger, heard = Store(keeper.entries.reply_to_root), follower(keeper, 2), []
     assert stranger.add("heartbeat/losses", 1) == 1
     stranger.set("heartbeat/lost", EVIL)
     heartbeat = Heartbeat(own, 0, 3, 20)
@@ -201,7 +201,7 @@ def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
 def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
-    own, one = Store(keeper.entries.own), follower(keeper, 1)
+    own, one = Store(keeper.entries.reply_to_root), follower(keeper, 1)
     teller = threading.Thread(target=send_time,
                               args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.agreement import adopted, settings
-from cluster.board import WORKER
+from cluster.board import WORKER_VARIABLE
 from config.cli import parse
 from config.presets import ROOT
 from eval.bench.places import make_keys
@@ -79,7 +79,7 @@ def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, 
     if not make_keys(meeting):
         pytest.skip("openssl is missing, which makes keys")
     words = [[*rendezvous_words, f"keys={meeting / 'keys' / str(rank)}"] for rank in range(3)]
-    environment = {WORKER: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {WORKER_VARIABLE: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     boards = [start(rank, *words[rank], "model_dir=", **environment) for rank in (1, 2)]
     root = start(0, *words[0], f"model_dir={saved / '0+2+2'}", *ASK, f"output={output}")
     assert ends([root, *boards], 60) == [0, 0, 0], (tmp_path / "err0").read_text()
@@ -105,4 +105,4 @@ def test_a_worker_opens_no_file_that_rank_0_names(name, value):
 def test_a_key_that_is_not_possible_is_named():
     with pytest.raises(ValueError, match="temperature=-1.0 is not possible"):
         adopted(parse([]), {"temperature": "-1"})
-    assert WORKER == "FLOWSPEC_WORKER"
+    assert WORKER_VARIABLE == "FLOWSPEC_WORKER"
