@@ -91,8 +91,9 @@ class Ranks:
 
     def send_signal(self, rank: int, signal_number: int) -> None:
         """Send a signal to a rank, if it has been forked and has not ended."""
-        if rank not in self.ended() and rank in self.pids:
-            os.kill(self.pids[rank], signal_number)
+        exit_codes, pids = self.ended(), self.pids
+        if rank not in exit_codes and rank in pids:
+            os.kill(pids[rank], signal_number)
 
     def wait(self, seconds: float) -> None:
         """Give the ranks this many seconds to end by themselves."""

@@ -342,7 +342,8 @@ class Coordinator(Rendezvous[Run]):
 
         is_first_membership = self._store.add(NEWEST, 0) == 1
         patience = math.inf if is_first_membership else self._server.patience or math.inf
-        gone_ranks = [rank for rank in self._server.gone_ranks(patience) if rank < len(self.names)]
+        ranks = range(len(self.names))
+        gone_ranks = [rank for rank in self._server.gone_ranks(patience) if rank in ranks]
         if gone_ranks and is_first_membership:
             return f"{self.names[gone_ranks[0]]} was lost: its program has ended"
 

@@ -252,10 +252,10 @@ def rank_of_greeting(line: bytes) -> int:
     greeting = parse(line)
     if not fits(greeting, (str, int)) or greeting[0] != GREETING:
         raise Junk("it is no rank's greeting")
-    rank = int(greeting[1])
-    if not 0 < rank < MAX_RANKS:
-        raise Junk(f"there is no rank {rank}")
-    return rank
+    number = int(greeting[1])
+    if not 0 < number < MAX_RANKS:
+        raise Junk(f"there is no rank {number}")
+    return number
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
