@@ -9,12 +9,12 @@ import shlex
 import sys
 from typing import Sequence
 
-from config.console import EXIT_INTERRUPTED, NEEDED, ended_by, enter, say
+from config.console import EXIT_INTERRUPTED, NEEDED_PACKAGES, ended_by, enter, say
 from config.dialect import OptionParser
 from config.run_config import RunConfig
 
 if __name__ == "__main__":
-    enter(*NEEDED)
+    enter(*NEEDED_PACKAGES)
 
 from launch.split.write import Layout, check, split
 from model.weights.parts import Part

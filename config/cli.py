@@ -25,18 +25,18 @@ Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
 RUN_PIPE = "bash run_pipe.sh"
 RARE_GROUPS = ("The tree", "All trees", "Other options of the pipeline")  # of keys, listed by --help all
-PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
+PATH_KEYS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
          "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
-QUESTIONS = ("prompt", "prompt_ids", "question_file")
-TUNED = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
+QUESTION_KEYS = ("prompt", "prompt_ids", "question_file")
+TUNED_KEYS = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
 # A given key discards the preset's values of these keys, which belong to the value that it replaces.
-DISCARDS = {
-    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
-    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
-    **dict.fromkeys(QUESTIONS, QUESTIONS),
+DISCARDED_KEYS = {
+    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED_KEYS),
+    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED_KEYS),
+    **dict.fromkeys(QUESTION_KEYS, QUESTION_KEYS),
 }
 # The keys that some commands have in place of a key of a run that they refuse.
-INSTEAD = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
+REPLACEMENT_KEYS = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
            "question_file": "sets"}
 EXAMPLES = """\
   bash run_pipe.sh
@@ -59,35 +59,38 @@ class NamedDraft(NamedTuple):
 
 def parts(name: str) -> NamedDraft:
     """Parse the name of a draft, such as `model:DIR`. Raises ValueError for a folder that no source can use."""
-    kinds, folders = [], {}
+    source_kinds, folder_by_key = [], {}
     for part in name.split("+"):
         kind, colon, folder = part.partition(":")
-        kinds.append(kind)
+        source_kinds.append(kind)
         if colon and kind not in ALONE:
             raise ValueError(f"{part} names a folder, but only {', '.join(ALONE)} take one here: write {kind}")
         if colon and not folder.strip():
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or only {kind}")
         if colon:
-            folders[FOLDERS[kind]] = _absolute_folder(folder)
-    return NamedDraft("+".join(kinds), folders.get(HEAD_KEY, ""), folders.get(MODEL_KEY, ""))
+            folder_by_key[FOLDERS[kind]] = _absolute_folder(folder)
+
+    return NamedDraft("+".join(source_kinds), folder_by_key.get(HEAD_KEY, ""), folder_by_key.get(MODEL_KEY, ""))
 
 
 def _absolute_folder(folder: str) -> str:
     """Return the absolute path of a folder; the bundled models are found from every working directory."""
-    bundled = ROOT / folder
-    if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
-        return str(bundled)
+    bundled_folder = ROOT / folder
+    if folder.startswith("toy/") and not os.path.isdir(folder) and bundled_folder.is_dir():
+        return str(bundled_folder)
     return absolute(folder)
 
 
 def headless(config: RunConfig) -> bool:
     """Return whether the model has no draft head, neither in rank 0's part of a split nor given for a new split."""
     if not config.model_dir:
-        described = Path(config.base_dir or os.devnull) / "config.json"
-        predicts = described.is_file() and read_json(described).get("num_nextn_predict_layers")  # they serve as a head
-        return not config.eagle_dir and described.parent.is_dir() and not predicts
-    part = config.first_folder  # exists on rank 0's board only
-    return part.is_dir() and not (part / "eagle" / "config.json").is_file()
+        config_file = Path(config.base_dir or os.devnull) / "config.json"
+        # layers that predict further tokens serve as a head
+        has_layers = config_file.is_file() and read_json(config_file).get("num_nextn_predict_layers")
+        return not config.eagle_dir and config_file.parent.is_dir() and not has_layers
+
+    part_folder = config.first_folder  # exists on rank 0's board only
+    return part_folder.is_dir() and not (part_folder / "eagle" / "config.json").is_file()
 
 
 def needs_head(draft: str) -> bool:
@@ -127,14 +130,16 @@ class CommandKeys(Checked):
     @classmethod
     def of(cls: type[Keys], **values: Any) -> Keys:
         """Create keys from these values and the defaults; the run's method is among `methods`, preferably drafting."""
-        names = {key.name for key in fields(cls)}
-        own = {name: values.pop(name) for name in names & values.keys()}
-        named = listed(own.get("methods", getattr(cls, "methods", "")))
-        known = [name for name in named if name in METHODS]
-        if known and RunConfig.pipeline_type not in known:
-            drafting = [name for name in known if METHODS[name].draft != "none"]
-            values = {"pipeline_type": (drafting or known)[0], **values}
-        return cls(run=RunConfig(**{**cls.DEFAULTS, **values}), **own)
+        command_names = {key.name for key in fields(cls)}
+        command_values = {name: values.pop(name) for name in command_names & values.keys()}
+
+        method_names = listed(command_values.get("methods", getattr(cls, "methods", "")))
+        known_methods = [name for name in method_names if name in METHODS]
+        if known_methods and RunConfig.pipeline_type not in known_methods:
+            drafting_methods = [name for name in known_methods if METHODS[name].draft != "none"]
+            values = {"pipeline_type": (drafting_methods or known_methods)[0], **values}
+
+        return cls(run=RunConfig(**{**cls.DEFAULTS, **values}), **command_values)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -186,24 +191,25 @@ class ComparedDrafts(CommandKeys):
 
     def draft_problems(self) -> Iterator[str]:
         """Yield the problems of the drafts, one sentence each, with the fix."""
-        used = {""}
+        used_folders = {""}
         for name in listed(self.drafts):
             try:
-                used.add(self.with_draft(name).draft_dir)
+                used_folders.add(self.with_draft(name).draft_dir)
             except ValueError as error:
                 yield f"drafts={self.drafts}: {error}"
+
         if any(map(needs_head, listed(self.drafts))) and headless(self.run):
             yield f"drafts={self.drafts}: {no_head(self.run)}"
         if self.drafts and not listed(self.drafts):
             yield "drafts is empty: name at least one, or leave it out"
-        if self.drafts and self.run.draft_dir not in used:
+        if self.drafts and self.run.draft_dir not in used_folders:
             yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
     """Return the values of all keys, including those of the run."""
-    own = {key: value for key, value in vars(config).items() if key != "run"}
-    return {**vars(config.run), **own}
+    command_values = {key: value for key, value in vars(config).items() if key != "run"}
+    return {**vars(config.run), **command_values}
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -221,19 +227,23 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None =
     if any(word in HELP for word in argv):
         print(help_text(command, kind, shows_all="all" in argv))
         raise SystemExit(0)
+
+    # words
     argv = opened(argv)
     keys = {option.name: option for option in all_options(kind)}
-    named = bool(argv) and "=" not in argv[0]
-    preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
-    values = _parsed(argv[1:] if named else argv, keys)
-    merged = {**_chosen(preset, values), **values}
+    has_preset = bool(argv) and "=" not in argv[0]
+    preset = _preset(argv[0], keys) if has_preset else PRESETS[DEFAULT_PRESET]
+    typed_values = _parsed(argv[1:] if has_preset else argv, keys)
+
+    # configuration
+    merged_values = {**_preset_values(preset, typed_values), **typed_values}
     if kind is None:
-        config, drafts = RunConfig(**merged), ()
+        config, draft_names = RunConfig(**merged_values), ()
     else:
-        _check_refused(kind, values, keys)
-        config = kind.of(**merged)
-        drafts = config.asked_drafts
-    _check_drafts(config.run, config.known_methods, drafts, values)
+        _check_refused(kind, typed_values, keys)
+        config = kind.of(**merged_values)
+        draft_names = config.asked_drafts
+    _check_drafts(config.run, config.known_methods, draft_names, typed_values)
     return config
 
 
@@ -241,34 +251,39 @@ def all_options(kind: type[CommandKeys] | None) -> list[Option]:
     """Return every key of a command: its own, and those of a run with the command's defaults."""
     if kind is None:
         return [*options(RunConfig)]
-    found = [*options(kind)]
+    command_options = [*options(kind)]
     for option in options(RunConfig):
         default = kind.DEFAULTS.get(option.name, option.default)
-        found.append(option._replace(default=default))
-    return found
+        command_options.append(option._replace(default=default))
+    return command_options
 
 
-def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, Option]) -> None:
+def _check_refused(kind: type[CommandKeys], typed_values: Values, keys: Mapping[str, Option]) -> None:
     """Raise ValueError for keys of a run that the command does not accept."""
     for name in kind.UNSUPPORTED:
-        if name in values:
-            instead = INSTEAD.get(name, "")
-            fix = f"write {instead}=" if instead in keys and instead not in kind.UNSUPPORTED else "leave it out"
+        if name in typed_values:
+            replacement = REPLACEMENT_KEYS.get(name, "")
+            has_replacement = replacement in keys and replacement not in kind.UNSUPPORTED
+            fix = f"write {replacement}=" if has_replacement else "leave it out"
             raise ValueError(f"{name} is a key of single runs: {fix}")
 
 
-def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str], values: Values) -> None:
+def _check_drafts(run: RunConfig, methods: Sequence[str], draft_names: Sequence[str], typed_values: Values) -> None:
     """Raise ValueError for a draft that the method does not use, and for small models or copies that nothing uses."""
-    kinds, targets = ({getattr(METHODS[name], part) for name in methods} for part in ("draft", "target"))
-    own = [name for name in methods if METHODS[name].draft == "ssm"]
-    if own and not drafts and values.get("draft", "ssm") != "ssm":
-        raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={values['draft']} out")
-    if "eagle" in kinds and needs_head(values.get("draft", "")) and headless(run):
+    draft_kinds, targets = ({getattr(METHODS[name], part) for name in methods} for part in ("draft", "target"))
+    ssm_methods = [name for name in methods if METHODS[name].draft == "ssm"]
+    if ssm_methods and not draft_names and typed_values.get("draft", "ssm") != "ssm":
+        raise ValueError(f"{ssm_methods[0]} drafts with the small models of ssm=DIR,DIR: leave "
+                         f"draft={typed_values['draft']} out")
+
+    if "eagle" in draft_kinds and needs_head(typed_values.get("draft", "")) and headless(run):
         raise ValueError(no_head(run))
-    named = MODELS_KEY in reads("+".join(drafts or run.sources))
-    if "ssm" in values and not own and not named:
-        raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
+
+    reads_small_models = MODELS_KEY in reads("+".join(draft_names or run.sources))
+    if "ssm" in typed_values and not ssm_methods and not reads_small_models:
+        raise ValueError(f"ssm={typed_values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
+
     if run.replicas != RunConfig.replicas and "replicas" not in targets:
         raise ValueError(f"replicas={run.replicas} is ignored by {', '.join(methods)}: take pipeline_type=dsi, or "
                          "leave it out")
@@ -279,45 +294,49 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: write one preset, before all keys")
-    found = parsed(words, keys, PATHS)
-    found.update(_folders(found))
-    if "ssm" in found:
-        folders = map(absolute, listed(found["ssm"]))
-        found["ssm"] = ",".join(folders) or found["ssm"]
+
+    values = parsed(words, keys, PATH_KEYS)
+    values.update(_draft_folders(values))
+    if "ssm" in values:
+        folders = map(absolute, listed(values["ssm"]))
+        values["ssm"] = ",".join(folders) or values["ssm"]
     for name, is_path in (("profile", is_file), ("template", is_template_file)):
-        if is_path(found.get(name, "")):
-            found[name] = absolute(found[name])
-    for name in QUESTIONS:
-        if name in found and not found[name].strip():
+        if is_path(values.get(name, "")):
+            values[name] = absolute(values[name])
+
+    for name in QUESTION_KEYS:
+        if name in values and not values[name].strip():
             raise ValueError(f"{name} is empty: write the question after {name}=")
-    return found
+    return values
 
 
-def _folders(found: Values) -> dict[str, str]:
+def _draft_folders(values: Values) -> dict[str, str]:
     """Split a draft with folders, such as ssm:DIR,DIR or model:DIR+suffix, into `draft` and the keys of folders."""
-    named: dict[str, str] = {}
-    draft = found.get("draft", "")
+    folder_by_key: dict[str, str] = {}
+    draft = values.get("draft", "")
     for part in draft.split("+"):
         kind, _, folder = part.partition(":")
         key = FOLDERS.get(kind)
         if key and folder.strip():
-            if key in found:
-                raise ValueError(f"{part} and {key}={found[key]} both name folders: give one of them")
-            named[key] = folder if key == MODELS_KEY else absolute(folder)
+            if key in values:
+                raise ValueError(f"{part} and {key}={values[key]} both name folders: give one of them")
+            folder_by_key[key] = folder if key == MODELS_KEY else absolute(folder)
             draft = draft.replace(part, kind)
-    return {**named, "draft": draft} if named else {}
+
+    return {**folder_by_key, "draft": draft} if folder_by_key else {}
 
 
-def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a preset sets, without those that the given keys discard."""
-    if values.get("models"):
-        preset = under(preset, values["models"])
-    taken = {other for key in values for other in DISCARDS.get(key, ())}
-    if values.get("profile", "none") != "none":
-        taken.update(TUNED)  # they suit this machine, not an emulated one
-    preset_values, usual = vars(preset), vars(RunConfig())
-    chosen = preset_values.keys() - taken
-    return {key: preset_values[key] for key in chosen if preset_values[key] != usual[key]}
+def _preset_values(preset: RunConfig, typed_values: Values) -> dict[str, Any]:
+    """Return the values that a preset sets, without those that the typed keys discard."""
+    if typed_values.get("models"):
+        preset = under(preset, typed_values["models"])
+    discarded_keys = {other for key in typed_values for other in DISCARDED_KEYS.get(key, ())}
+    if typed_values.get("profile", "none") != "none":
+        discarded_keys.update(TUNED_KEYS)  # they suit this machine, not an emulated one
+
+    preset_values, default_values = vars(preset), vars(RunConfig())
+    kept_keys = preset_values.keys() - discarded_keys
+    return {key: preset_values[key] for key in kept_keys if preset_values[key] != default_values[key]}
 
 
 def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, shows_all: bool = True) -> str:
@@ -330,17 +349,20 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
              "A word with spaces is the question. Quote a key together with its value if the value has spaces.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
-    width = max(map(len, PRESETS))
-    lines += [f"  {name:<{width}} {shown_path(preset.base_dir)}, stages {preset.stages}"
+    name_width = max(map(len, PRESETS))
+    lines += [f"  {name:<{name_width}} {shown_path(preset.base_dir)}, stages {preset.stages}"
               for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
-    refused = getattr(kind, "UNSUPPORTED", ())
-    keys = [option for option in all_options(kind) if option.name not in refused]
-    shown_keys = [option for option in keys if shows_all or not option.group.startswith(RARE_GROUPS)]
-    num_left_out = len(keys) - len(shown_keys)
-    rest = ["", f"{num_left_out} more keys, of trees and segments: {command} --help all"] if num_left_out else []
-    return "\n".join([*lines, "", *key_lines(shown_keys), *rest])
+
+    refused_names = getattr(kind, "UNSUPPORTED", ())
+    all_keys = [option for option in all_options(kind) if option.name not in refused_names]
+    shown_keys = [option for option in all_keys if shows_all or not option.group.startswith(RARE_GROUPS)]
+    lines += ["", *key_lines(shown_keys)]
+    num_left_out = len(all_keys) - len(shown_keys)
+    if num_left_out:
+        lines += ["", f"{num_left_out} more keys, of trees and segments: {command} --help all"]
+    return "\n".join(lines)
 
 
 def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
@@ -348,8 +370,8 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
         return PRESETS[name]
     if name.lstrip("-") in keys:
         raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces")
-    meant = nearest(name, PRESETS) or f"write a key as key=value, and a question of one word as prompt={name}"
-    raise ValueError(f"unknown preset {name}: {meant} (the presets are {', '.join(PRESETS)})")
+    suggestion = nearest(name, PRESETS) or f"write a key as key=value, and a question of one word as prompt={name}"
+    raise ValueError(f"unknown preset {name}: {suggestion} (the presets are {', '.join(PRESETS)})")
 
 
 def shown_path(path: str) -> str:

@@ -20,17 +20,17 @@ from config.failure import PeerLost, explain, is_expected
 EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: invalid input, a lost peer
 EXIT_STOPPED = 128  # ended by a signal: the signal's number is added
 EXIT_INTERRUPTED = EXIT_STOPPED + signal.SIGINT
-AT_ONCE = 1  # second within which repeated Ctrl-C counts once
+REPEAT_SECONDS = 1  # within which a repeated Ctrl-C counts once
 ROOT = Path(__file__).resolve().parent.parent
-PYTHONS = ("board/bin/python", ".venv/bin/python")
-NEEDED = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
-SERVED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
-FREE = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
-ENTERED = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
+PROJECT_PYTHONS = ("board/bin/python", ".venv/bin/python")
+NEEDED_PACKAGES = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
+SERVER_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
+FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
+ENTERED_VARIABLE = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
 Words = Sequence[str]
 Result = TypeVar("Result")
-_pressed = -AT_ONCE * 1.0
+_last_interrupt = -REPEAT_SECONDS * 1.0  # time
 
 
 class PatientStream:
@@ -46,14 +46,14 @@ class PatientStream:
     def flush(self) -> None:
         self._try(self._stream.flush, None)
 
-    def _try(self, act: Callable[[], Result], otherwise: Result) -> Result:
+    def _try(self, action: Callable[[], Result], result_of_failure: Result) -> Result:
         if self.failure:
-            return otherwise
+            return result_of_failure
         try:
-            return act()
+            return action()
         except OSError as error:
             self.failure = error
-            return otherwise
+            return result_of_failure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -70,9 +70,9 @@ def say(sentence: str, before: str = "") -> None:
 def run(main: Callable[[Words], int], argv: Words) -> int:
     """Run a command and return its exit code. A user's error, or the loss of a peer, is printed as one sentence."""
     try:
-        code = main(argv)
+        exit_code = main(argv)
         sys.stdout.flush()
-        return code
+        return exit_code
     except Exception as error:
         if not is_expected(error):
             raise
@@ -92,12 +92,14 @@ def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], 
     if isinstance(error, SystemExit):  # the command's own
         return int(error.code or 0)
     if isinstance(error, BrokenPipeError):  # the reader has closed stdout, so a later flush must not reach it
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        null_file = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_file, sys.stdout.fileno())
         return EXIT_STOPPED + signal.SIGPIPE
+
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return EXIT_INTERRUPTED
+
     show(error, debug)
     report(explain(error))
     return EXIT_LOST if isinstance(error, PeerLost) else EXIT_WRONG
@@ -122,27 +124,29 @@ def die(code: int) -> NoReturn:
 
 def interrupt(number: int, frame: Any) -> None:
     """Handle Ctrl-C. A second one within a second is ignored: it would disturb the orderly end of the command."""
-    global _pressed
-    before, _pressed = _pressed, time.monotonic()
-    if _pressed - before >= AT_ONCE:
+    global _last_interrupt
+    previous_interrupt, _last_interrupt = _last_interrupt, time.monotonic()
+    if _last_interrupt - previous_interrupt >= REPEAT_SECONDS:
         raise KeyboardInterrupt
 
 
-def enter(*needed: str) -> None:
+def enter(*package_names: str) -> None:
     """Restart the command in the project's environment if this Python lacks one of these packages.
 
     Without an environment, or if that lacks the package too, print a message and end the program.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
-    lacking = next((name for name in needed if find_spec(name) is None), "")
-    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if lacking else []
-    if not lacking or not FREE.isdisjoint(words):
+    missing_name = next((name for name in package_names if find_spec(name) is None), "")
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if missing_name else []
+    if not missing_name or not FREE_COMMANDS.isdisjoint(words):
         return
-    there = [ROOT / name for name in PYTHONS if os.access(ROOT / name, os.X_OK)]
-    if there and ENTERED not in os.environ:
-        os.environ[ENTERED] = sys.executable
-        os.execv(there[0], [os.fsencode(there[0]), *words])
-    say(missing_package(lacking))
+
+    pythons = [ROOT / name for name in PROJECT_PYTHONS if os.access(ROOT / name, os.X_OK)]
+    if pythons and ENTERED_VARIABLE not in os.environ:
+        os.environ[ENTERED_VARIABLE] = sys.executable
+        os.execv(pythons[0], [os.fsencode(pythons[0]), *words])
+
+    say(missing_package(missing_name))
     sys.exit(EXIT_WRONG)
 
 
@@ -150,6 +154,6 @@ def missing_package(name: str) -> str:
     """Return the remedy if this Python lacks a package, else an empty string."""
     if not name or find_spec(name) is not None:
         return ""
-    start = "bash run_server.sh" if name in SERVED else "bash run_pipe.sh"
-    return (f"{sys.executable} has no {name}: type {start} once, which installs it into .venv, then this command again "
-            "(on a board: docs/jetson.md)")
+    start_command = "bash run_server.sh" if name in SERVER_PACKAGES else "bash run_pipe.sh"
+    return (f"{sys.executable} has no {name}: type {start_command} once, which installs it into .venv, then this "
+            "command again (on a board: docs/jetson.md)")

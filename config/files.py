@@ -17,16 +17,16 @@ from typing import Any, BinaryIO, Iterator
 
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 
-HALF = re.compile("[\\ud800-\\udfff]")  # a surrogate; Python also decodes a byte that is not UTF-8 into one
-ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate as JSON escapes it; a character takes two of them
-INHERITED = re.compile(r"/dev/fd/|/proc/")  # names of files that one process has open
-OWN = re.compile(r"/dev/std(out|err)$")  # names of files that all ranks have open
-MEND = "mend it"
-ANOTHER = "name a file that you may read"
-SAVE = "save it as UTF-8"
-PRIVATE = 0o600
-ROOM = "make room there, or let this user write there, and give the same command again"
-LARGE = 1e300  # no measured number exceeds this
+SURROGATE = re.compile("[\\ud800-\\udfff]")  # a surrogate; Python also decodes a byte that is not UTF-8 into one
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate as JSON escapes it; a character takes two of them
+PROCESS_FILES = re.compile(r"/dev/fd/|/proc/")  # names of files that one process has open
+STANDARD_STREAMS = re.compile(r"/dev/std(out|err)$")  # names of files that all ranks have open
+MEND_REMEDY = "mend it"
+READABLE_REMEDY = "name a file that you may read"
+UTF8_REMEDY = "save it as UTF-8"
+PRIVATE_MODE = 0o600
+SPACE_REMEDY = "make room there, or let this user write there, and give the same command again"
+MAX_NUMBER = 1e300  # no measured number exceeds this
 
 
 def absolute(path: str) -> str:
@@ -36,35 +36,35 @@ def absolute(path: str) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def read_json_file(path: Name, remedy: str = MEND) -> Any:
+def read_json_file(path: Name, remedy: str = MEND_REMEDY) -> Any:
     """Return the content of a JSON file."""
-    text = decoded(read_bytes(path, ANOTHER), path, SAVE)
+    text = decoded(read_bytes(path, READABLE_REMEDY), path, UTF8_REMEDY)
     return _parse(text, str(path), remedy)
 
 
-def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tuple[int, Any]]:
+def lines(path: Name, remedy: str = MEND_REMEDY, growing: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield number and content of each line of JSON but blank ones; a `growing` file's unfinished line is ignored."""
-    found = read_bytes(path, ANOTHER).split(b"\n")
-    for number, line in enumerate(found[:-1] if growing else found, 1):
-        where = f"line {number} of {path}"
-        text = decoded(line, where, SAVE)
+    all_lines = read_bytes(path, READABLE_REMEDY).split(b"\n")
+    for line_number, line in enumerate(all_lines[:-1] if growing else all_lines, 1):
+        line_name = f"line {line_number} of {path}"
+        text = decoded(line, line_name, UTF8_REMEDY)
         if text.strip():
-            yield number, _parse(text, where, remedy)
+            yield line_number, _parse(text, line_name, remedy)
 
 
-def _parse(text: str, where: str, remedy: str) -> Any:
+def _parse(text: str, source_name: str, remedy: str) -> Any:
     """Parse JSON for a tokenizer or a file, and refuse surrogates, which neither of them accepts."""
-    found = parse_json(text, where, remedy)
-    if has_half_character(text, found):
-        raise ValueError(f"{where} has half a character (a surrogate): write \\u escapes of surrogates in pairs")
-    return found
+    content = parse_json(text, source_name, remedy)
+    if has_half_character(text, content):
+        raise ValueError(f"{source_name} has half a character (a surrogate): write \\u escapes of surrogates in pairs")
+    return content
 
 
 def has_half_character(text: str, content: Any) -> bool:
     """Return whether a JSON text has a surrogate without its other half; `content` is what it was parsed to."""
-    if not ESCAPED.search(text):
+    if not ESCAPED_SURROGATE.search(text):
         return False
-    return bool(HALF.search(json.dumps(content, ensure_ascii=False)))
+    return bool(SURROGATE.search(json.dumps(content, ensure_ascii=False)))
 
 
 def fits(value: Any, form: Any) -> bool:
@@ -76,19 +76,20 @@ def fits(value: Any, form: Any) -> bool:
     if isinstance(form, set):
         return isinstance(value, dict) and fits([*value.values()], [*form])
     if isinstance(form, dict):
-        held = isinstance(value, dict) and form.keys() <= value.keys()
-        return held and all(fits(value[key], form[key]) for key in form)
+        has_keys = isinstance(value, dict) and form.keys() <= value.keys()
+        return has_keys and all(fits(value[key], form[key]) for key in form)
     if isinstance(form, list):
         return isinstance(value, list) and all(fits(element, form[0]) for element in value)
     if isinstance(form, tuple):
-        as_many = isinstance(value, list) and len(value) == len(form)
-        return as_many and all(map(fits, value, form))
+        has_length = isinstance(value, list) and len(value) == len(form)
+        return has_length and all(map(fits, value, form))
+
     if not isinstance(form, type):
         return bool(form(value))
     if isinstance(value, bool):  # an int in Python, but not in JSON
         return form is bool
     if form is float:
-        return isinstance(value, (int, float)) and -LARGE < value < LARGE
+        return isinstance(value, (int, float)) and -MAX_NUMBER < value < MAX_NUMBER
     return isinstance(value, form)
 
 
@@ -96,7 +97,7 @@ def fits(value: Any, form: Any) -> bool:
 
 def streams(path: Name) -> bool:
     """Return whether a path leads to a device, a pipe or the terminal, which is written to and never replaced."""
-    if OWN.match(str(path)):
+    if STANDARD_STREAMS.match(str(path)):
         return True
     with suppress(OSError):
         mode = os.stat(path).st_mode
@@ -109,17 +110,17 @@ def check_output(path: Name, remedy: str) -> None:
     if os.path.basename(path) == "-":
         raise ValueError(f"{path} would be a file of this name: give /dev/stdout for standard output, or {remedy}")
     with as_value_error(path, remedy):
-        place = _place(path)
+        target = _resolved_target(path)
         if not streams(path):
-            with _temporary_for(place) as (_, file):
+            with _temporary_for(target) as (_, file):
                 os.close(file)
 
 
 def open_lock(path: Name) -> BinaryIO:
     """Open a file for locking, and create it and its folder. Raises OSError for a link or a pipe, without waiting."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    lock = open(os.open(path, how, 0o666), "rb")
+    open_flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = open(os.open(path, open_flags, 0o666), "rb")
     if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
         lock.close()
         raise OSError(0, "it is not a regular file", str(path))
@@ -136,8 +137,8 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 def make_private(path: Name) -> None:
     """Let only the user read a file, which is created if missing; `write` keeps these permissions."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
-    os.chmod(path, PRIVATE)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_MODE))
+    os.chmod(path, PRIVATE_MODE)
 
 
 def cache_folder() -> Path:
@@ -172,23 +173,24 @@ def write(path: Name, data: str | bytes, remedy: str) -> None:
 
 def write_json(path: Name, content: Any, indent: int | None = 1) -> None:
     """Write a JSON file atomically. Raises ValueError if it cannot be written."""
-    write(path, json.dumps(content, indent=indent) + "\n", ROOM)
+    write(path, json.dumps(content, indent=indent) + "\n", SPACE_REMEDY)
 
 
 def replace(path: Name, data: bytes) -> None:
     """Write a file atomically, as `write` does, but raise OSError where `write` raises ValueError."""
-    place = _place(path)
+    target = _resolved_target(path)
     if streams(path):
         # without O_NONBLOCK, opening a pipe would wait for a reader
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
         os.set_blocking(file, True)
         _write_and_sync(file, data)
         return
-    with _temporary_for(place) as (draft, file):
-        if place.exists():
-            os.chmod(draft, stat.S_IMODE(place.stat().st_mode))
+
+    with _temporary_for(target) as (temporary_path, file):
+        if target.exists():
+            os.chmod(temporary_path, stat.S_IMODE(target.stat().st_mode))
         _write_and_sync(file, data)
-        os.replace(draft, place)
+        os.replace(temporary_path, target)
 
 
 def append(path: Name, text: str, remedy: str) -> None:
@@ -198,7 +200,7 @@ def append(path: Name, text: str, remedy: str) -> None:
         if streams(path):
             replace(path, data)
         else:
-            _write_and_sync(os.open(_place(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), data)
+            _write_and_sync(os.open(_resolved_target(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), data)
 
 
 def _write_and_sync(file: int, data: bytes) -> None:
@@ -209,36 +211,38 @@ def _write_and_sync(file: int, data: bytes) -> None:
             os.fsync(file)
 
 
-def _place(path: Name) -> Path:
+def _resolved_target(path: Name) -> Path:
     """Resolve a path's links, and create the folder. Raises OSError for a target that cannot be written."""
-    if INHERITED.match(str(path)):
+    if PROCESS_FILES.match(str(path)):
         raise OSError(0, "it is open in one process only, and each rank is another process")
-    place = Path(os.path.realpath(path))
+
+    target = Path(os.path.realpath(path))
     try:
-        mode = os.stat(path).st_mode
+        file_mode = os.stat(path).st_mode
     except FileNotFoundError:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
-    for refused, what in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
-                          (stat.S_ISBLK, "it is a disk")):
-        if refused(mode):
-            raise OSError(0, what)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    for is_refused, reason in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
+                               (stat.S_ISBLK, "it is a disk")):
+        if is_refused(file_mode):
+            raise OSError(0, reason)
     if not os.access(path, os.W_OK):
         raise OSError(0, "it is write-protected")
-    return place
+    return target
 
 
 @contextmanager
-def _temporary_for(place: Path) -> Iterator[tuple[Path, int]]:
-    """Create a temporary file next to `place`, never through an existing link, and delete it unless it was renamed."""
-    draft = place.with_name(f"{place.name}.{os.getpid()}.part")
+def _temporary_for(target: Path) -> Iterator[tuple[Path, int]]:
+    """Create a temporary file next to `target`, never through an existing link; delete it unless it was renamed."""
+    temporary_path = target.with_name(f"{target.name}.{os.getpid()}.part")
     with suppress(OSError):
-        draft.unlink()
+        temporary_path.unlink()
     try:
-        yield draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        yield temporary_path, os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     finally:
         with suppress(OSError):
-            draft.unlink()
+            temporary_path.unlink()
 
 
 @contextmanager

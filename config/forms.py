@@ -1,7 +1,7 @@
 """The forms of keys that are texts with numbers in them, each with its description."""
 from __future__ import annotations
 
-from config.trees import MOST_GUESSES
+from config.trees import MAX_GUESSES
 from config.values import COUNT, POSITIVE_NUMBER, Range, TextForm
 
 TOKEN_ID = r"\s*[0-9]{1,18}\s*"
@@ -40,7 +40,7 @@ POLICY = TextForm(
     f"bring, {ACCEPTED_PER_LEVEL.advice}",
     [ACCEPTED_PER_LEVEL])
 
-CHAIN_LENGTH = Range(1, MOST_GUESSES)
+CHAIN_LENGTH = Range(1, MAX_GUESSES)
 LOOKAHEAD = TextForm("auto|([0-9]{1,9})", f"auto or {CHAIN_LENGTH.advice}", [CHAIN_LENGTH])
 
 DEVICE = TextForm("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N")

@@ -172,7 +172,7 @@ def _pair(word: str, keys_by_name: Mapping[str, Option]) -> tuple[str, str]:
         raise ValueError(f'"{word}" is not key=value: write {bare_name or "key"}=VALUE, without spaces or dashes')
     if key_name.startswith("-"):
         raise ValueError(f"{key_name} has dashes: write {bare_name}={raw_value}")
-    if files.HALF.search(raw_value):
+    if files.SURROGATE.search(raw_value):
         raise ValueError(f"{key_name} has bytes that are not UTF-8: write it in UTF-8")
 
     if key_name not in keys_by_name:

@@ -13,29 +13,29 @@ from config.methods import BEST_METHOD
 from config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent  # the repository
-MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
+MODELS_FOLDER = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
 TOY = ROOT / "toy"
 SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the default preset, and the one if that cannot be downloaded
 DEMO = "demo"  # the bundled model on an emulated cluster
-PROMPT = "Tell me a short story about a curious fox called Maya."
+STORY_PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
-def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
-    guesses = RunConfig(eagle_dir=str(MODELS / head)) if head else RunConfig(draft="suffix")
-    folder = str(MODELS / base)
-    return replace(guesses, base_dir=folder, prompt=PROMPT, stages=stages, template=template)
+def _hub(base_name: str, head_name: str, stages: str, template: str) -> RunConfig:
+    with_draft = RunConfig(eagle_dir=str(MODELS_FOLDER / head_name)) if head_name else RunConfig(draft="suffix")
+    base_dir = str(MODELS_FOLDER / base_name)
+    return replace(with_draft, base_dir=base_dir, prompt=STORY_PROMPT, stages=stages, template=template)
 
 
 PRESETS = {
-    SMOLLM2: RunConfig(base_dir=str(MODELS / "smollm2-135m"), eagle_dir=str(ROOT / "smollm2" / "eagle"),
+    SMOLLM2: RunConfig(base_dir=str(MODELS_FOLDER / "smollm2-135m"), eagle_dir=str(ROOT / "smollm2" / "eagle"),
                        draft=BEST_DRAFT, stages="0+7+7+8+8", prompt="What is photosynthesis?"),
     TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
-                     stages="0+2+2+2+2", prompt=PROMPT,
+                     stages="0+2+2+2+2", prompt=STORY_PROMPT,
                      # on a CPU, each row and each drafted level of such a small model costs time, so only likely
                      # guesses pay
                      min_probability=0.1, expand_depth=2, ablate="none_expand"),
     DEMO: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
-                    stages="0+2+2+2+2", prompt=PROMPT, pipeline_type=BEST_METHOD, draft=BEST_DRAFT,
+                    stages="0+2+2+2+2", prompt=STORY_PROMPT, pipeline_type=BEST_METHOD, draft=BEST_DRAFT,
                     profile="jetson-7b", live=True),
     # the models of the FlowSpec paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
@@ -57,22 +57,24 @@ PRESETS = {
 
 def under(preset: RunConfig, root: str) -> RunConfig:
     """Return the preset with its models under another root."""
-    def moved(path: str) -> str:
-        if MODELS not in Path(path).parents:
-            return path
-        return str(Path(root) / Path(path).relative_to(MODELS))
+    def moved(folder_path: str) -> str:
+        if MODELS_FOLDER not in Path(folder_path).parents:
+            return folder_path
+        return str(Path(root) / Path(folder_path).relative_to(MODELS_FOLDER))
 
-    base, head = moved(preset.base_dir), moved(preset.eagle_dir)
-    return replace(preset, models=root, base_dir=base, eagle_dir=head)
+    return replace(preset, models=root, base_dir=moved(preset.base_dir), eagle_dir=moved(preset.eagle_dir))
 
 
 def absent(config: RunConfig) -> str:
     """Return the error message for missing folders of a preset; empty if none is missing or none is of a preset."""
-    root = Path(config.models) if config.models else MODELS
-    folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name]
-    missing = [folder for folder in folders if root in folder.parents and not folder.is_dir()]
-    if not missing:
+    root = Path(config.models) if config.models else MODELS_FOLDER
+    model_folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name]
+    missing_folders = [folder for folder in model_folders if root in folder.parents and not folder.is_dir()]
+    if not missing_folders:
         return ""
-    commands = " and ".join(f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing)
-    return (f"there is no folder {' and no folder '.join(map(str, missing))}: type {commands} (see docs/models.md), "
+
+    names = " and no folder ".join(map(str, missing_folders))
+    downloads = (f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing_folders)
+    commands = " and ".join(downloads)
+    return (f"there is no folder {names}: type {commands} (see docs/models.md), "
             "or name the folder of your models with models=DIR")

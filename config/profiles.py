@@ -17,15 +17,15 @@ from config.drafts import ALONE
 from config.schema.fields import COUNT, Kind, integer, list_of, number, one_of
 from config.schema.untrusted import short_repr
 
-ENDING = ".json"  # of a profile that is a file
-OTHER = "name another profile="
-EXAMPLE = '{"like": "jetson-7b", "factors": [1, 2]}'
-LONGEST = 1e7  # ms, nearly three hours; doubles do not resolve short times added to much longer ones
-MOST = 1024  # boards
-SLOWEST = 1e4  # the largest factor of a board; its inverse is the smallest
+FILE_ENDING = ".json"
+OTHER_REMEDY = "name another profile="
+EXAMPLE_FILE = '{"like": "jetson-7b", "factors": [1, 2]}'
+MAX_MILLISECONDS = 1e7  # nearly three hours; doubles do not resolve short times added to much longer ones
+MAX_BOARDS = 1024
+MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
-STRETCHED = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
+TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Profile:
 
     def slowed(self, factor: float) -> Profile:
         """Return the same cluster in slow motion: all times are multiplied by `factor`, and all rates divided by it."""
-        times = {name: getattr(self, name) * factor for name in STRETCHED}
+        times = {name: getattr(self, name) * factor for name in TIME_FIELDS}
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
         return replace(self, mbps=self.mbps / factor, links=links, levels=levels, **times)
@@ -94,21 +94,22 @@ class Profile:
 
     def stage(self, share: float, rows: int, context: int) -> float:
         """Return the seconds of a stage with this share of the layers for `rows` rows after `context` tokens."""
-        paid = max(0, rows - self.free)
-        whole_model = self.model + self.row * paid + self.token * context
+        num_paid_rows = max(0, rows - self.free)
+        all_layers_ms = self.model + self.row * num_paid_rows + self.token * context
         if self.expert:
-            whole_model += self.expert * (touched(self.experts, self.chosen, rows) - self.chosen)
-        return share * whole_model / 1e3
+            num_more_experts = touched(self.experts, self.chosen, rows) - self.chosen
+            all_layers_ms += self.expert * num_more_experts
+        return share * all_layers_ms / 1e3
 
-    def draft(self, asked: Sequence[int]) -> float:
-        """Return the seconds of a level; `asked` are rows by request. Those beyond the largest, or `free`, add time."""
-        beyond = sum(asked) - max(self.free, *asked)
-        costlier = 1 + self.row / self.model * max(0, beyond)
-        return costlier * self.level / 1e3 if any(asked) else 0.0
+    def draft(self, rows_by_request: Sequence[int]) -> float:
+        """Return the seconds of a level for several requests. Rows beyond the largest, or `free`, add time."""
+        num_paid_rows = sum(rows_by_request) - max(self.free, *rows_by_request)
+        cost_factor = 1 + self.row / self.model * max(0, num_paid_rows)
+        return cost_factor * self.level / 1e3 if any(rows_by_request) else 0.0
 
-    def transfer(self, size: int) -> float:
-        """Return the seconds for which `size` bytes occupy a wire."""
-        return size * 8 / (self.mbps * 1e6)
+    def transfer(self, num_bytes: int) -> float:
+        """Return the seconds for which a message of this size occupies a wire."""
+        return num_bytes * 8 / (self.mbps * 1e6)
 
 
 def touched(experts: int, chosen: int, rows: int) -> float:
@@ -154,53 +155,59 @@ PROFILES = {
 
 def _rows(*columns: tuple[str, Kind]) -> Kind:
     """Return the kind of a list of rows, each a list with these columns."""
-    form = tuple(kind.fits for _, kind in columns)
-    words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
-    return list_of(Kind(f"a list of {words}", lambda row: files.fits(row, form)), MOST)
+    row_form = tuple(kind.fits for _, kind in columns)
+    column_words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
+    return list_of(Kind(f"a list of {column_words}", lambda row: files.fits(row, row_form)), MAX_BOARDS)
 
 
-TIME, RATE = number(0, LONGEST), number(0.001, 1e6)
-FACTOR = number(1 / SLOWEST, SLOWEST)
-TEXT = Kind("a text", lambda value: files.fits(value, str))
-SOURCE = Kind(f"{', '.join(ALONE)}, ssm1, ssm2 or so on",
-              lambda value: value in ALONE or TEXT.fits(value) and bool(re.fullmatch("ssm[1-9][0-9]{0,2}", value)))
-END = "rank", integer(0, MOST)
-FORMS: dict[str, Kind] = {
-    "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": integer(0, MOST),
-    "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
+TIME_KIND, RATE_KIND = number(0, MAX_MILLISECONDS), number(0.001, 1e6)
+FACTOR_KIND = number(1 / MAX_FACTOR, MAX_FACTOR)
+TEXT_KIND = Kind("a text", lambda value: files.fits(value, str))
+SOURCE_KIND = Kind(f"{', '.join(ALONE)}, ssm1, ssm2 or so on",
+              lambda value: value in ALONE or TEXT_KIND.fits(value) and bool(re.fullmatch("ssm[1-9][0-9]{0,2}", value)))
+END_COLUMN = "rank", integer(0, MAX_BOARDS)
+FIELD_KINDS: dict[str, Kind] = {
+    "like": one_of(*PROFILES), "about": TEXT_KIND, "model_of": TEXT_KIND,
+    "layers": COUNT, "free": integer(0, MAX_BOARDS), "mbps": RATE_KIND,
+    "model": number(1 / MAX_MILLISECONDS, MAX_MILLISECONDS),
+    **dict.fromkeys((*TIME_FIELDS[1:], "weights"), TIME_KIND),
     "row_bytes": integer(1, (1 << 30) - 1),
-    **dict.fromkeys(("experts", "chosen"), integer(0, MOST)),
-    "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
-    "levels": _rows(("draft", SOURCE), ("ms", TIME)),
-    "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE))}
+    **dict.fromkeys(("experts", "chosen"), integer(0, MAX_BOARDS)),
+    "factors": list_of(FACTOR_KIND, MAX_BOARDS), "memory": list_of(TIME_KIND, MAX_BOARDS),
+    "levels": _rows(("draft", SOURCE_KIND), ("ms", TIME_KIND)),
+    "links": _rows(END_COLUMN, END_COLUMN, ("ms", TIME_KIND), ("Mbit/s", RATE_KIND))}
 
 
 def is_file(name: str) -> bool:
     """Return whether the name of a profile is the name of a file."""
-    return name.endswith(ENDING)
+    return name.endswith(FILE_ENDING)
 
 
 @lru_cache(maxsize=8)
 def read(path: str) -> Profile:
     """Read the cluster that a file describes. Raises ValueError, with the remedy, for an invalid file."""
-    found = files.read_json_file(path, OTHER)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE}, or {OTHER}")
-    for key, value in found.items():
-        if key not in FORMS:
-            raise ValueError(f"{path} has the unknown key {short_repr(key)}: write some of {', '.join(FORMS)}, or "
-                             f"{OTHER}")
-        if not FORMS[key].fits(value):
-            raise ValueError(f"{path} says {key}={short_repr(value)}: write {FORMS[key].words}, or {OTHER}")
-    values = vars(PROFILES[found.pop("like")]) if "like" in found else {}
-    values = {**values, **{key: _as_tuples(value) for key, value in found.items()}}
-    missing = [field.name for field in fields(Profile) if field.name not in values and field.default is MISSING]
-    if missing:
-        raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with one of {", ".join(PROFILES)}')
+    content = files.read_json_file(path, OTHER_REMEDY)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE_FILE}, or {OTHER_REMEDY}")
+    for key, value in content.items():
+        if key not in FIELD_KINDS:
+            raise ValueError(f"{path} has the unknown key {short_repr(key)}: write some of {', '.join(FIELD_KINDS)}, "
+                             f"or {OTHER_REMEDY}")
+        if not FIELD_KINDS[key].fits(value):
+            raise ValueError(f"{path} says {key}={short_repr(value)}: write {FIELD_KINDS[key].words}, or "
+                             f"{OTHER_REMEDY}")
+
+    values = vars(PROFILES[content.pop("like")]) if "like" in content else {}
+    values = {**values, **{key: _as_tuples(value) for key, value in content.items()}}
+    missing_keys = [field.name for field in fields(Profile) if field.name not in values and field.default is MISSING]
+    if missing_keys:
+        raise ValueError(f'{path} lacks {", ".join(missing_keys)}: add them, or "like" with one of '
+                         f'{", ".join(PROFILES)}')
+
     cluster = Profile(**values)
     problem = next(_problems(cluster), "")
     if problem:
-        raise ValueError(f"{path} {problem}, or {OTHER}")
+        raise ValueError(f"{path} {problem}, or {OTHER_REMEDY}")
     return cluster
 
 
@@ -211,25 +218,29 @@ def _as_tuples(value: Any) -> Any:
 
 def _problems(cluster: Profile) -> Iterator[str]:
     """Yield the contradictions in a file, each as the end of a sentence, with the fix."""
-    there, memory = len(cluster.factors), len(cluster.memory)
-    known = max(there, memory)
-    if there and memory and there != memory:
-        yield f"has factors of {there} boards, but memory of {memory}: give both for every board"
+    num_factors, num_memory_sizes = len(cluster.factors), len(cluster.memory)
+    if num_factors and num_memory_sizes and num_factors != num_memory_sizes:
+        yield f"has factors of {num_factors} boards, but memory of {num_memory_sizes}: give both for every board"
     if cluster.chosen > cluster.experts or cluster.expert and not cluster.chosen:
         yield f"has chosen={cluster.chosen}, experts={cluster.experts}: give experts, and chosen from 1 to that number"
-    seen = set()
+
+    linked_pairs = set()
     for a, b, *_ in cluster.links:
         pair = frozenset((a, b))
-        if a == b or pair in seen:
+        if a == b or pair in linked_pairs:
             yield f"has {'a' if a == b else 'a second'} link between {a} and {b}: leave it out"
-        seen.add(pair)
-    ranks = [rank for link in cluster.links for rank in link[:2]]
-    last = max(ranks, default=0)
-    if last > known:
-        yield f"names board {last}, but has only {known}: give factors or memory for each board up to {last}"
-    sources = [source for source, _ in cluster.levels]
-    if len(set(sources)) < len(sources):
-        yield f"gives levels of {', '.join(sources)}: give each draft only one"
+        linked_pairs.add(pair)
+
+    num_boards = max(num_factors, num_memory_sizes)
+    linked_ranks = [rank for link in cluster.links for rank in link[:2]]
+    last_rank = max(linked_ranks, default=0)
+    if last_rank > num_boards:
+        yield (f"names board {last_rank}, but has only {num_boards}: give factors or memory for each board up to "
+               f"{last_rank}")
+
+    source_names = [source for source, _ in cluster.levels]
+    if len(set(source_names)) < len(source_names):
+        yield f"gives levels of {', '.join(source_names)}: give each draft only one"
 
 
 def write(path: str, cluster: Profile) -> None:

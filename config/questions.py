@@ -13,13 +13,14 @@ from typing import Any, Iterator, Sequence
 from config.files import fits, lines, read_json_file
 from config.presets import ROOT, TOY
 
-OF_TOY = ROOT / "eval" / "data"  # in the vocabulary of the toy model's grammar
-BUNDLED = OF_TOY / "real"  # for every other model
-FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # files of a set, by its name; the last one is SpecInfer's
+TOY_QUESTIONS = ROOT / "eval" / "data"  # in the vocabulary of the toy model's grammar
+BUNDLED_FOLDER = TOY_QUESTIONS / "real"  # for every other model
+SET_FILES = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # files of a set, by its name; the last one is SpecInfer's
 
-FORM = 'write one JSON object per line, with a "question_id" and with "turns", a list of texts that are not empty'
-UNFETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins SPEED-Bench's placeholder for a text of somebody else
-LIST = 'write a list of texts, as ["a text", "another"]'
+LINE_REMEDY = ('write one JSON object per line, with a "question_id" and with "turns", a list of texts that are not '
+               "empty")
+UNFETCHED_TEXT = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins SPEED-Bench's placeholder for a text of somebody else
+LIST_REMEDY = 'write a list of texts, as ["a text", "another"]'
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Question:
 
 def bundled(model: str | Path) -> Path:
     """Return the folder of the bundled questions for the model, or for rank 0's part of it, in the folder `model`."""
-    own, toys = (Path(folder) / "tokenizer.json" for folder in (model, TOY / "llama"))
-    is_toy = own.is_file() and toys.is_file() and cmp(own, toys, shallow=False)
-    return OF_TOY if is_toy else BUNDLED
+    model_file, toy_file = (Path(folder) / "tokenizer.json" for folder in (model, TOY / "llama"))
+    is_toy = model_file.is_file() and toy_file.is_file() and cmp(model_file, toy_file, shallow=False)
+    return TOY_QUESTIONS if is_toy else BUNDLED_FOLDER
 
 
 def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Question]:
@@ -46,20 +47,22 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
     """
     folder = Path(data)
     if folder.is_file():
-        every = list(_distinct(folder, ""))
-        found = [question for question in every if question.category == name]
-        if every and not found:
-            known = ", ".join(sorted({question.category for question in every}))
-            raise ValueError(f"{folder} has no question of the category {name} (known: {known}): choose others with "
-                             "sets=")
-        return _chosen(found, folder, begin, end)
-    paths = (folder / form.format(name) for form in FORMS)
-    path = next(filter(Path.is_file, paths), None)
+        all_questions = list(_distinct(folder, ""))
+        questions = [question for question in all_questions if question.category == name]
+        if all_questions and not questions:
+            category_names = ", ".join(sorted({question.category for question in all_questions}))
+            raise ValueError(f"{folder} has no question of the category {name} (known: {category_names}): choose "
+                             "others with sets=")
+        return _chosen(questions, folder, begin, end)
+
+    possible_paths = (folder / set_file.format(name) for set_file in SET_FILES)
+    path = next(filter(Path.is_file, possible_paths), None)
     if path is None:
-        there = ", ".join(sorted(_set_names(folder))) or "none"
-        forms = " or ".join(form.format(name) for form in FORMS)
-        raise ValueError(f"there is no data set {name} in {folder} (known: {there}): choose others with sets=, or "
-                         f"another folder with data=; a set is a file {forms}")
+        set_names = ", ".join(sorted(_set_names(folder))) or "none"
+        file_names = " or ".join(set_file.format(name) for set_file in SET_FILES)
+        raise ValueError(f"there is no data set {name} in {folder} (known: {set_names}): choose others with sets=, or "
+                         f"another folder with data=; a set is a file {file_names}")
+
     return _chosen(list(_distinct(path, name)), path, begin, end)
 
 
@@ -79,16 +82,16 @@ def by_turns(data: str | Path, names: Sequence[str],
 def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
     """Return questions `begin` to `end` - 1 of a single file; ids are optional. Raises ValueError as `load` does."""
     path = Path(path)
-    found = [question for _, question in _questions(path, "")]
-    return _chosen(found, path, begin, end)
+    questions = [question for _, question in _questions(path, "")]
+    return _chosen(questions, path, begin, end)
 
 
-def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
-    chosen = found[begin:None if end < 0 else end]
-    if not chosen and not found:
-        raise ValueError(f"{path} has no questions: {FORM}")
+def _chosen(questions: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
+    chosen = questions[begin:None if end < 0 else end]
+    if not chosen and not questions:
+        raise ValueError(f"{path} has no questions: {LINE_REMEDY}")
     if not chosen:
-        raise ValueError(f"questions={begin}: leaves no question of {path}, which has {len(found)}: "
+        raise ValueError(f"questions={begin}: leaves no question of {path}, which has {len(questions)}: "
                          "begin with a smaller number")
     return list(chosen)
 
@@ -102,46 +105,49 @@ def _set_names(folder: Path) -> Iterator[str]:
 
 def _distinct(path: Path, name: str) -> Iterator[Question]:
     """Yield the questions of a set. Raises ValueError for a missing or repeated id."""
-    places: dict[Any, str] = {}
-    for place, question in _questions(path, name):
+    line_of_id: dict[Any, str] = {}
+    for line_name, question in _questions(path, name):
         if question.id is None:
-            raise ValueError(f"{place} of {path} has no \"question_id\": give each question its own")
-        if places.setdefault(question.id, place) != place:
-            raise ValueError(f"{place} of {path} has the question_id {question.id!r} of {places[question.id]}: give "
-                             "each question its own")
+            raise ValueError(f"{line_name} of {path} has no \"question_id\": give each question its own")
+        first_line = line_of_id.setdefault(question.id, line_name)
+        if first_line != line_name:
+            raise ValueError(f"{line_name} of {path} has the question_id {question.id!r} of {first_line}: give each "
+                             "question its own")
         yield question
 
 
 def _questions(path: Path, name: str) -> Iterator[tuple[str, Question]]:
-    """Yield the questions of a file in either format, with their places; `name` is the default of their category."""
+    """Yield the questions of a file in either format, with their lines or entries; `name` is the default category."""
     yield from _prompts(path, name) if path.suffix == ".json" else _dialogues(path, name)
 
 
 def _dialogues(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     """Yield the questions of a file in MT-bench's format: one JSON object per line."""
-    for number, entry in lines(path, FORM):
+    for line_number, entry in lines(path, LINE_REMEDY):
         if not fits(entry, {"turns": [_is_text]}) or not entry["turns"]:
-            raise ValueError(f"line {number} of {path} is not a question: {FORM}")
-        id, category = entry.get("question_id"), entry.get("category", name)
-        named = id is None or isinstance(id, (int, str))
-        if not named or not isinstance(category, str):
-            raise ValueError(f"line {number} of {path} has a \"question_id\" that is not a number or text, or a "
+            raise ValueError(f"line {line_number} of {path} is not a question: {LINE_REMEDY}")
+
+        question_id, category = entry.get("question_id"), entry.get("category", name)
+        has_valid_id = question_id is None or isinstance(question_id, (int, str))
+        if not has_valid_id or not isinstance(category, str):
+            raise ValueError(f"line {line_number} of {path} has a \"question_id\" that is not a number or text, or a "
                              "\"category\" that is not a text: write one, or leave it out")
-        if any(turn.startswith(UNFETCHED) for turn in entry["turns"]):
-            raise ValueError(f"line {number} of {path} has SPEED-Bench's placeholder instead of a text: fetch the "
+        if any(turn.startswith(UNFETCHED_TEXT) for turn in entry["turns"]):
+            raise ValueError(f"line {line_number} of {path} has SPEED-Bench's placeholder instead of a text: fetch the "
                              "texts with its own script, and give that file")
-        yield f"line {number}", Question(id, category, tuple(entry["turns"]))
+
+        yield f"line {line_number}", Question(question_id, category, tuple(entry["turns"]))
 
 
 def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     """Yield the prompts of a file in SpecInfer's format, a JSON list of texts; an id is an index, from 0."""
-    entries = read_json_file(path, LIST)
+    entries = read_json_file(path, LIST_REMEDY)
     if not isinstance(entries, list):
-        raise ValueError(f"{path} is not a list: {LIST}, or one JSON object per line into a file .jsonl")
-    for number, entry in enumerate(entries):
+        raise ValueError(f"{path} is not a list: {LIST_REMEDY}, or one JSON object per line into a file .jsonl")
+    for index, entry in enumerate(entries):
         if not _is_text(entry):
-            raise ValueError(f"entry {number + 1} of the list in {path} is not a text: write one, or leave it out")
-        yield f"entry {number + 1}", Question(number, name, (entry,))
+            raise ValueError(f"entry {index + 1} of the list in {path} is not a text: write one, or leave it out")
+        yield f"entry {index + 1}", Question(index, name, (entry,))
 
 
 def _is_text(turn: Any) -> bool:

@@ -15,10 +15,10 @@ from config.drafts import DRAFTS, MODEL_KEY, reads
 from config.keys import Checked, key
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
-from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, TreeConfig, by_policy, wrong_widths
+from config.trees import FIXED_POLICIES, MAX_GUESSES, MIN_SCORE, NO_BOUND, Growth, TreeConfig, by_policy, wrong_widths
 from config.values import COUNT, Choices, Range, listed, number
 
-GUESSES = Range(1, MOST_GUESSES)
+GUESSES = Range(1, MAX_GUESSES)
 LEVELS = Range(0, 65536)
 PENALTY = Range(-2, 2)  # as OpenAI has it
 TEMPERATURE = Range(0.001, 1000, {0: "the likeliest token"})
@@ -341,14 +341,14 @@ class RunConfig(Checked):
         expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
         layer_width = self.init_topk_pipedec
-        chain = Growth(ENDLESS, ENDLESS, 1, least_score=least_score)
-        stream_score = max(least_score, LEAST_SCORE)
+        chain = Growth(NO_BOUND, NO_BOUND, 1, least_score=least_score)
+        stream_score = max(least_score, MIN_SCORE)
 
         growths = TreeConfig(
             init=by_policy(init, *policy),
             expand=init.nothing if "expand" in self.ablated else expand,
             idle=idle.nothing if "none_expand" in self.ablated else idle,
-            layer=Growth(ENDLESS, ENDLESS, layer_width, layer_width, least_score),
+            layer=Growth(NO_BOUND, NO_BOUND, layer_width, layer_width, least_score),
             chain=chain,
             stream=replace(TreeConfig.stream, width=self.width, segment=segment, least_score=stream_score),
             coupled=replace(chain, anywhere=True))
@@ -427,14 +427,14 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
         yield f"expansion={c.expansion} {wrong_shape}"
 
     has_suffix = "suffix" in c.sources
-    if has_suffix and c.policy in FIXED:
+    if has_suffix and c.policy in FIXED_POLICIES:
         yield f"policy={c.policy} needs guesses of networks, and suffix is not one: leave it out of draft={c.draft}"
     num_models = len(c.small_models) if "ssm" in c.sources else 1
     if c.growth_policy == "opt" and (len(c.sources) > 1 or num_models > 1 or has_suffix):
         yield "policy=opt grows the tree of one network: name only one, as draft=eagle or ssm=DIR"
 
     strategy = METHODS[c.pipeline_type].strategy
-    has_drawn_guesses = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED
+    has_drawn_guesses = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED_POLICIES
     if c.verify in DRAWN and not has_drawn_guesses:
         yield (f"verify={c.verify} needs guesses that are drawn, but {c.pipeline_type} chooses them by their score: "
                "take pipeline_type=specinfer, or serial with policy=static")

@@ -9,16 +9,16 @@ import re
 from dataclasses import dataclass, replace
 from typing import Tuple
 
-ENDLESS = 1 << 30  # no bound: more guesses or levels than any context holds
-MOST_GUESSES = 65536  # guesses in a tree
-WIDTHS = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
-FIXED = ("static", "expansion")  # policies with a shape that does not depend on the guesses
-GAIN = 0.5  # of a level of policy=opt, until the best value is measured
-LEAST_SCORE = -8.0  # log-probability of a path below which streaming drafts nothing
+NO_BOUND = 1 << 30  # no bound: more guesses or levels than any context holds
+MAX_GUESSES = 65536  # guesses in a tree
+WIDTHS_FORM = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
+FIXED_POLICIES = ("static", "expansion")  # policies with a shape that does not depend on the guesses
+DEFAULT_GAIN = 0.5  # of a level of policy=opt, until the best value is measured
+MIN_SCORE = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # for each level, the number of children of each node of the level before, in order
 
 # EAGLE-1's tree of 25 guesses; a node's likeliest child is first. Nodes that a level does not list have no children.
-STATIC: Shape = (
+STATIC_SHAPE: Shape = (
     (4,),
     (3, 2, 2, 1),
     (3, 2, 2, 1),
@@ -55,47 +55,46 @@ class Growth:
         """The same growth with at most three levels."""
         return replace(self, depth=min(self.depth, 2))
 
-    def deeper(self, more: Growth) -> Growth:
-        """Return this growth with the nodes and levels of `more` added; a shape stays as it is."""
+    def deeper(self, added: Growth) -> Growth:
+        """Return this growth with the nodes and levels of another one added; a shape stays as it is."""
         if self.shape:
             return self
-        return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)
+        return replace(self, nodes=self.nodes + added.nodes, depth=self.depth + added.depth)
 
     def shaped(self, shape: Shape) -> Growth:
         """Return a growth of this shape, with segments of the same size."""
-        nodes, width = sum(map(sum, shape)), max(map(max, shape))
-        levels = len(shape)
-        return replace(self, nodes=nodes, depth=levels - 1, width=width, shape=shape)
+        num_nodes, width = sum(map(sum, shape)), max(map(max, shape))
+        return replace(self, nodes=num_nodes, depth=len(shape) - 1, width=width, shape=shape)
 
 
 def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> Growth:
     """Return the growth under a policy, with the key `expansion` and the X of `policy=opt:X`."""
     if policy == "opt":  # OPT-Tree's frontier is as wide as the tree, and deepens while that pays
-        return replace(growth, width=growth.nodes, gain=threshold or GAIN)
-    if policy not in FIXED:
+        return replace(growth, width=growth.nodes, gain=threshold or DEFAULT_GAIN)
+    if policy not in FIXED_POLICIES:
         return growth
-    return growth.shaped(STATIC if policy == "static" else expanded(expansion))
+    return growth.shaped(STATIC_SHAPE if policy == "static" else expanded(expansion))
 
 
 def expanded(expansion: str) -> Shape:
     """Return the shape of SpecInfer's tree from its widths, such as 1,1,3: the children per node of each level."""
-    shape, nodes = [], 1
+    shape, level_nodes = [], 1
     for width in map(int, expansion.split(",")):
-        shape.append((width,) * nodes)
-        nodes *= width
+        shape.append((width,) * level_nodes)
+        level_nodes *= width
     return tuple(shape)
 
 
 def wrong_widths(expansion: str) -> str:
     """Return the problem of widths that a user wrote, with the fix; empty if they are valid."""
-    if not WIDTHS.fullmatch(expansion):
+    if not WIDTHS_FORM.fullmatch(expansion):
         return "is not a list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1"
-    nodes, level = 0, 1
+    num_nodes, level_nodes = 0, 1
     for width in map(int, expansion.split(",")):
-        level *= width
-        nodes += level
-        if nodes > MOST_GUESSES:
-            return f"gives a tree of more than {MOST_GUESSES} guesses: give smaller widths"
+        level_nodes *= width
+        num_nodes += level_nodes
+        if num_nodes > MAX_GUESSES:
+            return f"gives a tree of more than {MAX_GUESSES} guesses: give smaller widths"
     return ""
 
 
@@ -106,11 +105,11 @@ class TreeConfig:
     init: Growth = Growth(80, 6, 10, 16)  # at the start, and after a miss
     expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
     idle: Growth = Growth(48, 1, 10)  # added by continuous when a segment returned and settled nothing
-    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
-    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of a chain, as in PipeInfer and PEARL
-    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST_SCORE, anywhere=True)  # of streaming
+    layer: Growth = Growth(NO_BOUND, NO_BOUND, 16, 16)  # one more layer of PipeDec
+    chain: Growth = Growth(NO_BOUND, NO_BOUND, 1)  # one more guess of a chain, as in PipeInfer and PEARL
+    stream: Growth = Growth(1024, NO_BOUND, 10, 16, MIN_SCORE, anywhere=True)  # of streaming
     run: int = 4  # guesses of `chain` in a segment
-    coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, drawn with the noise
+    coupled: Growth = Growth(NO_BOUND, NO_BOUND, 1, anywhere=True)  # one more guess of DSI, drawn with the noise
     lookahead: int = 1  # guesses of `coupled` per verification
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, instead of in the order of drafting
@@ -119,9 +118,9 @@ class TreeConfig:
     thrifty: bool = True  # whether only what pays, by recent measurements, is sent and drafted
     plain_seconds: float = 0.0  # seconds per token of plain decoding, to which `thrifty` falls back; 0: never
 
-    def in_segments(self, rows: int) -> TreeConfig:
-        """Return the same trees with at most `rows` rows per segment."""
-        init, expand, stream = (replace(growth, segment=rows) for growth in (self.init, self.expand, self.stream))
+    def in_segments(self, max_rows: int) -> TreeConfig:
+        """Return the same trees with at most `max_rows` rows per segment."""
+        init, expand, stream = (replace(growth, segment=max_rows) for growth in (self.init, self.expand, self.stream))
         return replace(self, init=init, expand=expand, stream=stream)
 
     @property

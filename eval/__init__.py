@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from config.console import NEEDED, enter
+from config.console import NEEDED_PACKAGES, enter
 
 if sys.argv[:1] == ["-m"]:  # python3 -m eval.report
-    enter(*NEEDED)
+    enter(*NEEDED_PACKAGES)

@@ -20,7 +20,7 @@ import numpy as np
 matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 
-from config.files import ROOM, write  # noqa: E402
+from config.files import SPACE_REMEDY, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
 from eval.metrics import NO_INTERVAL, Interval  # noqa: E402
@@ -96,7 +96,7 @@ def new_figure(path: str | Path, size: tuple[float, float], places: tuple[int, i
         for form in forms or [Path(path).suffix[1:]]:
             picture = io.BytesIO()
             figure.savefig(picture, format=form, bbox_inches="tight")
-            write(Path(path).with_suffix(f".{form}"), picture.getvalue(), ROOM)
+            write(Path(path).with_suffix(f".{form}"), picture.getvalue(), SPACE_REMEDY)
         plt.close(figure)
 
 

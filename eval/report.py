@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
 from config.console import command
-from config.files import ROOM, write
+from config.files import SPACE_REMEDY, write
 from eval import summary
 from eval.keys import Contender
 from eval.metrics import Interval
@@ -74,7 +74,7 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     summary.save_tables(found, rows)
     path = found.folder / "report.md"
     views = [TemperatureView(found, rows, temperature) for temperature in found.temperatures]
-    write(path, "\n".join([*_text(found, views), ""]), ROOM)
+    write(path, "\n".join([*_text(found, views), ""]), SPACE_REMEDY)
 
     if screen:
         print("\n".join(map(_screen_table, views)), file=screen)

@@ -21,7 +21,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import torch
 
 from config.cli import all_options, flat
-from config.files import ROOM, append, as_value_error, fits, lines, open_lock, read_json_file, write_json
+from config.files import SPACE_REMEDY, append, as_value_error, fits, lines, open_lock, read_json_file, write_json
 from config.methods import METHODS
 from config.presets import ROOT
 from config.values import listed
@@ -130,7 +130,7 @@ class Results:
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on disk when this returns."""
         path = self.path(line["method"], line["set"], line["temperature"])
-        append(path, json.dumps(line, ensure_ascii=False) + "\n", ROOM)
+        append(path, json.dumps(line, ensure_ascii=False) + "\n", SPACE_REMEDY)
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:

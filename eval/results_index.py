@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import fits, lines
 from config.methods import METHODS
-from config.questions import BUNDLED, load
+from config.questions import BUNDLED_FOLDER, load
 from config.run_config import RunConfig
 from config.values import listed
 from eval.keys import SETS, Contender, drafted
@@ -150,7 +150,7 @@ def missing(found: ResultsFolder) -> list[str]:
 def _wanted(found: ResultsFolder, name: str, start: Mapping[str, Any]) -> int:
     """Return the number of answers to a set that each method should give; if the set is gone, the most of any."""
     try:
-        questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's sets have as many
+        questions = load(found.env["config"]["data"] or BUNDLED_FOLDER,  # the toy's sets have as many
                          name, *RunConfig(questions=start["questions"]).question_range)
         return len(questions) * int(start["repeats"])
     except ValueError:

@@ -140,7 +140,7 @@ def write(folder: Path, name: str, sweep: Sweep, screen: TextIO | None = None) -
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
     text = [f"# {title}\n", about, *markdown(heading, cells), missing, "![sweep.png](sweep.png)\n"]
-    files.write(path, "\n".join(text), files.ROOM)
+    files.write(path, "\n".join(text), files.SPACE_REMEDY)
 
     if screen:
         print("\n".join(["", title, about, in_columns(heading, cells, name_width=LABEL_WIDTH), missing]), file=screen)

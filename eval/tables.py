@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from config.files import ROOM, write
+from config.files import SPACE_REMEDY, write
 
 NAME_WIDTH = 20  # characters of a name in a terminal: its last ones, which say most
 LABEL_WIDTH = 50  # of a method with its draft
@@ -52,7 +52,7 @@ def save(path: Path, columns: Sequence[str],
     writer.writerow(columns)
     for row in rows:
         writer.writerow([_cell(row[column]) for column in columns])
-    write(path, table.getvalue(), ROOM)
+    write(path, table.getvalue(), SPACE_REMEDY)
 
 
 def _cell(value: Any) -> str:

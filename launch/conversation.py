@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from cluster.board import is_one_rank
 from cluster.processes import keep_ctrl_c
-from config.cli import QUESTIONS
+from config.cli import QUESTION_KEYS
 from config.files import cache_folder
 from config.keys import HELP, opened, preset_of, raw_values
 from config.presets import PRESETS
@@ -57,7 +57,7 @@ def with_question(argv: Sequence[str]) -> list[str]:
     words = opened(argv)
     raw = raw_values(words)
     is_named = raw.get("prompt") == STANDARD_INPUT
-    has_question = not (is_named or raw.keys().isdisjoint(QUESTIONS))
+    has_question = not (is_named or raw.keys().isdisjoint(QUESTION_KEYS))
     preset = PRESETS.get(preset_of(words))
     shows_itself = preset is not None and preset.live
     if has_question or shows_itself or "RANK" in os.environ or {*HELP}.intersection(words):

@@ -15,7 +15,7 @@ from torch import Tensor
 from config.cli import no_head, other_head
 from config.console import say
 from config.schema.untrusted import short_repr
-from config.trees import FIXED
+from config.trees import FIXED_POLICIES
 from launch.spec import RankSpec
 from model.drafts.dflash import DFlashHead
 from model.drafts.draft import Draft, NoDraft
@@ -46,7 +46,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead) -> Draft:
     networks = [*chain.from_iterable(DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS)]
 
     policy = spec.config.growth_policy
-    if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
+    if policy in (*FIXED_POLICIES, "opt") and not all(network.by_level for network in networks):
         raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} does not: leave "
                          "policy out")
 

@@ -16,7 +16,7 @@ from typing import Iterable, Mapping
 
 from config.console import say
 from config.files import one_at_a_time
-from config.presets import MODELS, PRESETS
+from config.presets import MODELS_FOLDER, PRESETS
 from config.run_config import RunConfig
 from config.schema.untrusted import reason, short_repr
 from launch.split.gguf import is_gguf
@@ -38,7 +38,7 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     Raises ValueError, with the fix, for a model that is missing and cannot be fetched.
     """
     asked = raw["model"]
-    root = Path(raw.get("models") or MODELS).expanduser()
+    root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
     path = Path(asked).expanduser()
     if path.exists():
         return [f"base_dir={path}"]
@@ -85,8 +85,8 @@ def _head_words(name: str, root: Path) -> list[str]:
 def known_head(name: str) -> str:
     """Return the name of a model's draft head if a preset has one, else an empty string."""
     for preset in PRESETS.values():
-        if preset.eagle_dir and preset.base_dir == str(MODELS / name):
-            return Path(preset.eagle_dir).relative_to(MODELS).as_posix()
+        if preset.eagle_dir and preset.base_dir == str(MODELS_FOLDER / name):
+            return Path(preset.eagle_dir).relative_to(MODELS_FOLDER).as_posix()
     return ""
 
 

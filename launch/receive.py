@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from config.files import ROOM, as_value_error, cache_folder, make_private_folder, one_at_a_time, replace
+from config.files import SPACE_REMEDY, as_value_error, cache_folder, make_private_folder, one_at_a_time, replace
 from config.schema.fields import check
 from config.schema.untrusted import parse_object
 from launch.progress import ProgressBar
@@ -58,7 +58,7 @@ def received_part(request_piece: ReadPiece, split_id: str) -> Path:
 
     kept_folder = cache_folder() / "parts" / hashlib.sha256(manifest_bytes).hexdigest()
     part_folder = kept_folder / f"stage_{int(manifest['rank'])}"
-    with as_value_error(kept_folder, ROOM):
+    with as_value_error(kept_folder, SPACE_REMEDY):
         make_private_folder(kept_folder)
         with one_at_a_time(part_folder):
             if not (part_folder / MANIFEST).is_file():

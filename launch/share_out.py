@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from config.cli import parse
-from config.console import NEEDED, Words, enter, run
+from config.console import NEEDED_PACKAGES, Words, enter, run
 from config.keys import raw_values
 
 if __name__ == "__main__":
-    enter(*NEEDED)
+    enter(*NEEDED_PACKAGES)
 
 from cluster.board import read_hosts, stages_for
 from launch.prepare import split_of

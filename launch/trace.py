@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import torch
 
-from config.files import ROOM, write
+from config.files import SPACE_REMEDY, write
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch.spec import RankSpec
@@ -60,7 +60,7 @@ def describe(spec: RankSpec) -> None:
         "tokens": tokens,
     }
     content = json.dumps(about, ensure_ascii=False, indent=1)
-    write(Path(config.trace) / "run.json", content, ROOM)
+    write(Path(config.trace) / "run.json", content, SPACE_REMEDY)
 
 
 def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:

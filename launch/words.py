@@ -25,7 +25,7 @@ from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
-from config.presets import MODELS, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch import auto
@@ -159,7 +159,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     if preset == SMOLLM2 and not has_folder:
         fetch(_place(raw))
     elif preset in PRESETS and not has_folder:
-        root = Path(raw.get("models") or MODELS).expanduser()
+        root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
         return [*words, *words_of_preset(under(PRESETS[preset], str(root)), root, raw)]
     return words if preset or has_folder else [_default(raw), *words]
 
@@ -178,7 +178,7 @@ def _default(raw: Mapping[str, str]) -> str:
 
 def _place(raw: Mapping[str, str]) -> Path:
     """Return the folder of SmolLM2, below the root of the presets' models."""
-    root = Path(raw.get("models") or MODELS).expanduser()
+    root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
     return Path(under(PRESETS[SMOLLM2], str(root)).base_dir)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
 
-from config.files import HALF
+from config.files import SURROGATE
 from config.run_config import is_template_file
 from config.schema.untrusted import Name, one_line, read_json, reason
 from model.sandbox import Sandbox
@@ -250,7 +250,7 @@ class Text:
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message has the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
-        if any(HALF.search(message["content"]) for message in messages):
+        if any(SURROGATE.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
         template = chosen(template, self.folder)
         if template == "none":

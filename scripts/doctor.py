@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from cluster.board import addresses as _addresses
-from config.console import EXIT_WRONG, NEEDED, enter, run, say
-from config.presets import PROMPT, ROOT
+from config.console import EXIT_WRONG, NEEDED_PACKAGES, enter, run, say
+from config.presets import ROOT, STORY_PROMPT
 from config.schema.untrusted import reason
 from launch.available import available
 
@@ -264,7 +264,7 @@ def head(words: Sequence[str]) -> Iterator[Finding]:
                 if getattr(network, "fit", None)]
         for fit in fits:
             fit.report = lambda sentence: None  # it is printed below
-        pipeline.generate(pipeline.config.prompt or PROMPT)
+        pipeline.generate(pipeline.config.prompt or STORY_PROMPT)
     for fit in fits:
         yield Finding(fit.misfit or fit.counted, fit.remedy if fit.misfit else "")
     if not fits:
@@ -289,7 +289,7 @@ def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     if typed[:1] == ["gpu"]:
-        enter(*NEEDED)
+        enter(*NEEDED_PACKAGES)
         from eval.bench.gpu import gpu
         return run(gpu, typed[1:])
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple,
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from config.files import HALF, has_half_character
+from config.files import SURROGATE, has_half_character
 from config.keys import allowed_values
 from config.run_config import SAMPLING, RunConfig
 from config.schema.untrusted import one_line, parse_object, short_repr
@@ -361,7 +361,7 @@ class Body(Strict):
         stops = self.stop or []
         if len(stops) > MOST_STOPS:
             raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
-        if any(map(HALF.search, stops)):
+        if any(map(SURROGATE.search, stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
     def _check_biases(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.profiles import FORMS, Profile, read
+from config.profiles import FIELD_KINDS, Profile, read
 from tests.checkpoints import refused
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -15,7 +15,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                     max_leaves=6)
 NEAR = st.integers(-1, 3) | st.floats(0, 9) | st.sampled_from(["eagle", "ssm1", "jetson-7b", ""])
 VALUES = JSON | NEAR | st.lists(NEAR, max_size=4) | st.lists(st.lists(NEAR, max_size=4), max_size=3)
-KEYS = st.sampled_from([*FORMS]) | st.text(max_size=9)
+KEYS = st.sampled_from([*FIELD_KINDS]) | st.text(max_size=9)
 
 
 @pytest.fixture(scope="module")

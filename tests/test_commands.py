@@ -105,7 +105,7 @@ def test_what_needs_no_packages_runs_in_the_python_that_was_typed(clone, command
 
 def test_a_python_that_has_the_packages_is_used_whatever_environments_there_are(monkeypatch):
     monkeypatch.setattr(environment.os, "execv", lambda *_: pytest.fail("another Python was started"))
-    environment.enter(*environment.NEEDED, *environment.SERVED)
+    environment.enter(*environment.NEEDED_PACKAGES, *environment.SERVER_PACKAGES)
 
 
 def test_a_package_of_the_server_that_is_not_there_is_reported_with_the_command_that_installs_it(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from config.presets import PRESETS, TOY
-from config.questions import BUNDLED, OF_TOY, UNFETCHED, Question, bundled, categories, load, read
+from config.questions import BUNDLED_FOLDER, TOY_QUESTIONS, UNFETCHED_TEXT, Question, bundled, categories, load, read
 from eval.keys import EvalConfig
 from tests.checkpoints import refused
 
@@ -36,7 +36,7 @@ def test_a_real_file_is_read_in_a_folder_of_its_own_or_by_its_name(tmp_path, nam
                                              entry["category"], tuple(entry["turns"]))]
 
 
-@pytest.mark.parametrize("folder", [OF_TOY, BUNDLED])
+@pytest.mark.parametrize("folder", [TOY_QUESTIONS, BUNDLED_FOLDER])
 def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(folder):
     sets = {name: load(folder, name) for name in EvalConfig.of().chosen_sets}
     assert list(sets) == list(REAL)
@@ -52,13 +52,13 @@ def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(
 
 def test_the_toy_is_asked_in_its_own_words_and_every_other_model_in_ours(tmp_path):
     for model in (TOY / "llama", TOY / "draft_a"):
-        assert bundled(model) == OF_TOY
+        assert bundled(model) == TOY_QUESTIONS
     for model in (tmp_path, PRESETS["smollm2"].base_dir):
-        assert bundled(model) == BUNDLED
+        assert bundled(model) == BUNDLED_FOLDER
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert bundled(tmp_path) == BUNDLED
-    assert EvalConfig.of(base_dir=str(TOY / "llama")).folder == str(OF_TOY)
-    assert EvalConfig.of(base_dir=str(tmp_path)).folder == str(BUNDLED)
+    assert bundled(tmp_path) == BUNDLED_FOLDER
+    assert EvalConfig.of(base_dir=str(TOY / "llama")).folder == str(TOY_QUESTIONS)
+    assert EvalConfig.of(base_dir=str(tmp_path)).folder == str(BUNDLED_FOLDER)
     assert EvalConfig.of(base_dir=str(tmp_path), data="mine").folder == "mine"
 
 
@@ -146,6 +146,6 @@ def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
 
 def test_a_text_of_speed_bench_that_was_not_fetched_is_refused(tmp_path):
     path = tmp_path / "question.jsonl"
-    write(path, {**SPEED_BENCH[0], "turns": [f"{UNFETCHED} FROM THE SOURCE"]})
+    write(path, {**SPEED_BENCH[0], "turns": [f"{UNFETCHED_TEXT} FROM THE SOURCE"]})
     with pytest.raises(ValueError, match="line 1 .* fetch the texts"):
         categories(path)

@@ -10,7 +10,7 @@ import pytest
 
 from config.cli import parse
 from config.presets import PRESETS, under
-from config.questions import BUNDLED, OF_TOY
+from config.questions import BUNDLED_FOLDER, TOY_QUESTIONS
 from config.run_config import RunConfig
 from eval.command import evaluate
 from eval.plan.command import main as plan
@@ -141,13 +141,13 @@ def test_a_program_that_names_no_model_opens_the_usual_one(preset: dict[str, str
 def test_an_evaluation_asks_the_usual_model(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch,
                                             capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("emulated", ["sets=nowhere"]) == 2
-    assert "there is no data set nowhere in" in (said := capsys.readouterr().err) and str(BUNDLED) in said
+    assert "there is no data set nowhere in" in (said := capsys.readouterr().err) and str(BUNDLED_FOLDER) in said
     assert len(pip) == 1
     assert evaluate("emulated", ["toy", "sets=nowhere"]) == 2
-    assert f"in {OF_TOY} " in capsys.readouterr().err
+    assert f"in {TOY_QUESTIONS} " in capsys.readouterr().err
 
 
 def test_an_evaluation_without_a_network_asks_the_toy(offline: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("emulated", ["sets=nowhere"]) == 2
     said = capsys.readouterr().err
-    assert "SmolLM2 cannot be fetched" in said and f"in {OF_TOY} " in said
+    assert "SmolLM2 cannot be fetched" in said and f"in {TOY_QUESTIONS} " in said

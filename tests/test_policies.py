@@ -9,7 +9,7 @@ import torch
 
 from config.cli import parse
 from config.profiles import PROFILES
-from config.trees import STATIC, Growth, by_policy, expanded
+from config.trees import STATIC_SHAPE, Growth, by_policy, expanded
 from launch.pipeline import Pipeline
 from launch.probe import _pass
 from model.drafts.mixture import Mixture
@@ -144,7 +144,7 @@ def ranks(draft, tokens):
 
 def test_the_static_tree_has_exactly_the_shape_that_was_published():
     draft = Random(1, vocab=11)
-    tree = grown(draft, TREE.init.shaped(STATIC))
+    tree = grown(draft, TREE.init.shaped(STATIC_SHAPE))
     assert sorted(ranks(draft, path) for path in paths(tree)) == sorted(PUBLISHED)
     assert [ranks(draft, path(tree, node)) for node in sorted(tree.live)] == PUBLISHED, "level by level"
     leaves = [node for node in tree.live if not tree.nodes[node].children]
@@ -153,7 +153,7 @@ def test_the_static_tree_has_exactly_the_shape_that_was_published():
 
 def test_the_static_tree_is_that_of_the_policy_and_has_no_other_size():
     growth = parse(["policy=static", "init_total_token=7", "init_depth=1", "subseq_token=8"]).tree.init
-    assert (growth.shape, growth.nodes, growth.depth, growth.segment) == (STATIC, 25, 4, 8)
+    assert (growth.shape, growth.nodes, growth.depth, growth.segment) == (STATIC_SHAPE, 25, 4, 8)
     assert growth.deeper(TREE.idle) == growth
 
 
@@ -212,7 +212,7 @@ def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 20
-POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
+POLICIES = {"static": TREE.init.shaped(STATIC_SHAPE), "expansion": TREE.init.shaped(expanded("2,2,1")),
             "opt": by_policy(Growth(12, 4, 4, 4), "opt", "", 0.1)}
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from config.questions import BUNDLED
+from config.questions import BUNDLED_FOLDER
 from eval.prompts import FORMATS, Prompt, draw
 from tests.checkpoints import refused
 
@@ -55,7 +55,7 @@ def test_the_seed_draws_prompts_and_0_takes_all(tmp_path):
     assert first == again != other and len(set(first)) == 5
     assert sorted(draw(name, "", 0, 1)) == sorted(Prompt(str(i), True)
                                                   for i in range(20))
-    assert draw("qa", str(BUNDLED), 2, 0)[0].ready is False  # a bundled question, which goes into a template
+    assert draw("qa", str(BUNDLED_FOLDER), 2, 0)[0].ready is False  # a bundled question, which goes into a template
 
 
 @pytest.mark.parametrize(("form", "entry", "message"), [

@@ -541,7 +541,7 @@ def test_a_server_that_is_asked_to_end_while_it_loads_waits_for_nobody(monkeypat
 
     monkeypatch.setattr("serve.running.LEAVE", 0.0)
     monkeypatch.setattr("serve.running.die", sys.exit)
-    monkeypatch.setattr("config.console.AT_ONCE", 0)  # the test before may have pressed it just now
+    monkeypatch.setattr("config.console.REPEAT_SECONDS", 0)  # the test before may have pressed it just now
     before = {asked: signal.getsignal(asked) for asked in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(SystemExit) as ended:

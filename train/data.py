@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config.files import ANOTHER, fits, lines, read_json_file
+from config.files import READABLE_REMEDY, fits, lines, read_json_file
 from config.schema.untrusted import read_bytes
 from launch.progress import ProgressBar
 from model.text import Text
@@ -54,7 +54,7 @@ def read_conversations(path: Path) -> list[list[str]]:
 
 def _entries(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield each conversation, and its place in the file for messages."""
-    if read_bytes(path, ANOTHER).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+    if read_bytes(path, READABLE_REMEDY).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(read_json_file(path, LINE), 1))
     else:
         yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE))

@@ -12,7 +12,7 @@ from typing import Any, Callable, Collection, Mapping, TypeVar
 
 import torch
 
-from config.files import ROOM, make_private
+from config.files import SPACE_REMEDY, make_private
 from model.weights.checkpoint import Checkpoint
 
 Terms = Mapping[str, Any]
@@ -67,4 +67,4 @@ def store(path: Path, content: object) -> None:
         new.replace(place)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
         new.unlink(missing_ok=True)
-        raise ValueError(f"{path} cannot be written ({str(error).splitlines()[0]}): {ROOM}") from None
+        raise ValueError(f"{path} cannot be written ({str(error).splitlines()[0]}): {SPACE_REMEDY}") from None

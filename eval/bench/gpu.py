@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from config.dialect import OptionParser
-from config.files import ROOM, write
+from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
 from config.presets import ROOT
 from eval.bench import by_turns, cost, decoders_of, request
@@ -330,5 +330,5 @@ def gpu(argv: Sequence[str]) -> int:
         print(line, flush=True)
         lines.append(line)
 
-    write(Path(args.output), "\n".join(lines), ROOM)
+    write(Path(args.output), "\n".join(lines), SPACE_REMEDY)
     return 0

@@ -16,7 +16,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from config.files import ROOM, check_folder, write
+from config.files import SPACE_REMEDY, check_folder, write
 from config.keys import read_keys
 from config.methods import METHODS
 from eval.dsi import heatmap_costs as costs
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(config.output)
     check_folder(folder, "name another folder with output=")
     found = costs.best(config)
-    write(folder / "heatmap.csv", costs.table(config, found), ROOM)
+    write(folder / "heatmap.csv", costs.table(config, found), SPACE_REMEDY)
     bar = ProgressBar(draw(config, found, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
     list(bar)
     print("\n".join(costs.summary(config, found)))

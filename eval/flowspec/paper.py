@@ -206,7 +206,7 @@ def evaluations(points: Points, argv: Sequence[str], results_folder: Path) -> di
 def show_page(lines: Iterable[str], path: Path) -> None:
     """Print the lines, and write them into a page."""
     page = "\n".join(lines)
-    files.write(path, page + "\n", files.ROOM)
+    files.write(path, page + "\n", files.SPACE_REMEDY)
     print(f"\n{page}\npage: {path}")
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import IO, Any, Iterable, NamedTuple, Sequence
 
 from cluster.board import Line, read_hosts
-from config.files import ROOM, fits, write
+from config.files import SPACE_REMEDY, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import one_line, parse_json
 from eval.bench import cost
@@ -157,4 +157,4 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
     for rank in (0, *one.others):
         keys = {key: value for key, value in lines[rank]._asdict().items() if value}
         text += f"{keys.pop('address')} {typed(keys)}\n"
-    write(path, text, ROOM)
+    write(path, text, SPACE_REMEDY)

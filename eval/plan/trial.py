@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.trees import MOST_GUESSES, TreeConfig
+from config.trees import MAX_GUESSES, TreeConfig
 from eval.bench import speed
 from eval.plan.candidates import Candidate, hops
 from eval.plan.keys import PlanConfig
@@ -105,7 +105,7 @@ class Bench:
         room = enumerate(self.site.memory, 1)
         return all(needs.get(rank, 0.0) <= size for rank, size in room)
 
-    def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MOST_GUESSES
+    def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MAX_GUESSES
               ) -> Trial:
         """Answer these questions, with at most `tokens` tokens each; `guesses` limits the tree of streaming."""
         clock = VirtualClock()

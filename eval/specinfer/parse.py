@@ -14,7 +14,7 @@ from config.cli import CommandKeys
 from config.files import fits
 from config.files import read_json_file as read_json
 from config.keys import key, nearest, raw_values
-from config.presets import MODELS
+from config.presets import MODELS_FOLDER
 from config.values import integer, number
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
@@ -216,7 +216,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 def _words(program: str, found: dict[str, Any], own: Sequence[str]) -> list[str]:
     """Return the words of a run: from the flags, from the given keys, and from SpecInfer's own defaults."""
     keys = raw_values(own)
-    named = {"models": str(MODELS), **keys, **found}
+    named = {"models": str(MODELS_FOLDER), **keys, **found}
     root = Path(named["models"]).expanduser()
     if "ssm" in found:
         found["ssm"] = ",".join(_folder(name, root) for name in found["ssm"])

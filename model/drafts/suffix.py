@@ -13,7 +13,7 @@ import os
 from heapq import nsmallest
 from typing import Callable, Iterable, List, NamedTuple, Sequence
 
-from config.files import ROOM, as_value_error, fits, lines, make_private, open_lock, replace
+from config.files import SPACE_REMEDY, as_value_error, fits, lines, make_private, open_lock, replace
 from config.schema.untrusted import Name, short_repr
 from model.tree import TokenTree
 
@@ -237,7 +237,7 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
     does not damage it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be
     written.
     """
-    with as_value_error(path, ROOM), open_lock(f"{path}.lock") as lock:
+    with as_value_error(path, SPACE_REMEDY), open_lock(f"{path}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
         make_private(path)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from config.files import ANOTHER
+from config.files import READABLE_REMEDY
 from config.schema.untrusted import read_bytes
 from model.text import SETTINGS, TOKENIZER_FILES, Text
 from train.data import TokenRow, make_rows, read_conversations
@@ -35,9 +35,9 @@ def fingerprint(args: Namespace, length: int) -> str:
     """Return a hash of the data, the tokenizer and the options that determine the lessons."""
     files = [args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)]
     existing = [path for path in files if path.is_file()]
-    hashes = {path.name: digest(read_bytes(path, ANOTHER)) for path in existing}
+    hashes = {path.name: digest(read_bytes(path, READABLE_REMEDY)) for path in existing}
     words = [getattr(args, name) for name in WORDS]
-    content = [digest(read_bytes(args.data, ANOTHER)), hashes, words, length]
+    content = [digest(read_bytes(args.data, READABLE_REMEDY)), hashes, words, length]
     return digest(json.dumps(content).encode())
 
 

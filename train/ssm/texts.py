@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from config.questions import OF_TOY, load, read
+from config.questions import TOY_QUESTIONS, load, read
 from eval.pair_keys import SETS
 from launch.progress import ProgressBar
 from toy.corpus.dialogues import dialogues
@@ -25,7 +25,7 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
         found = dict.fromkeys(question.turns[0] for question in read(path))
     else:
         generated = [turns[0] for turns, _ in dialogues(count, OWN)]
-        sets = [load(OF_TOY, name) for name in SETS.split(",")]
+        sets = [load(TOY_QUESTIONS, name) for name in SETS.split(",")]
         bundled = {question.turns[0] for questions in sets for question in questions}
         found = dict.fromkeys(question for question in generated if question not in bundled)
     chosen = list(found)
