@@ -15,7 +15,7 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_084,
+    "config": 23_098,
     "model": 62_814,
     "pipeline": 21_436,
     "cluster": 20_444,
