@@ -301,7 +301,7 @@ class Coordinator(Rendezvous[Run]):
     def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
         super().__init__(board, prepare)
         address, entries = board.listen_address(), Entries()
-        self._receivers: set[int] = set()  # of parts of more than a piece
+        self._sent_offsets: dict[tuple[int, str], int] = {}  # of the last piece, by receiver and file
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
@@ -320,11 +320,13 @@ class Coordinator(Rendezvous[Run]):
 
     def _read_piece(self, prepared: Run, receiver: int, file_name: str, offset: int) -> bytes:
         """Return a piece of a rank's part, and wait longer for the ranks, as long as one receives its part."""
-        self._deadline = max(self._deadline, time.monotonic() + self.board.wait)
         piece = prepared.piece(receiver, file_name, offset)
-        if piece and offset and receiver not in self._receivers:
-            self._receivers.add(receiver)
-            say(f"{self.board.named(receiver)} receives its part of the model from here")
+        has_progress = bool(piece) and offset > self._sent_offsets.get((receiver, file_name), 0)
+        if has_progress:
+            if all(receiver != other for other, _ in self._sent_offsets):
+                say(f"{self.board.named(receiver)} receives its part of the model from here")
+            self._sent_offsets[receiver, file_name] = offset
+            self._deadline = max(self._deadline, time.monotonic() + self.board.wait)
         return piece
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:

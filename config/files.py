@@ -247,8 +247,10 @@ def _temporary_for(target: Path) -> Iterator[tuple[Path, int]]:
 
 @contextmanager
 def as_value_error(path: Name, remedy: str) -> Iterator[None]:
-    """Turn an OSError into a ValueError that names the file and the remedy."""
+    """Turn an OSError into a ValueError that names the file and the remedy, unless it is a sentence that does."""
     try:
         yield
     except OSError as error:
+        if error.strerror is None:
+            raise ValueError(str(error)) from error
         raise ValueError(f"{path} cannot be written ({error.strerror}): {remedy}") from error

@@ -12,11 +12,15 @@ import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from config.console import EXIT_STOPPED, say
+from config.failure import PeerLost
+from config.files import replace
 from config.keys import raw_values
 from config.presets import ROOT
+from config.schema.untrusted import one_line
 from config.values import Range, integer
 from eval.command import START, SWEEP_POINT
 
@@ -38,8 +42,12 @@ class PointOutcome(NamedTuple):
 
 def workers_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the value of the key `workers`, and the other words. Raises ValueError for an impossible value."""
-    workers = raw_values(argv).get("workers", "1")
-    other_words = [word for word in argv if not word.startswith("workers=")]
+    worker_words = [word for word in argv if word.startswith("workers=")]
+    other_words = [word for word in argv if word not in worker_words]
+    if len(worker_words) > 1:
+        raise ValueError("workers is given twice: leave one of them out")
+
+    workers = raw_values(worker_words).get("workers", "1")
     if workers != ON_RAY:
         try:
             is_possible = NUM_WORKERS.holds(integer(workers))
@@ -52,7 +60,8 @@ def workers_of(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 def evaluate_points(title: str, points: Mapping[str, Sequence[str]], workers: str = "1") -> int:
     """Evaluate every point, and print which; return 0, or the exit code of the first that fails."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluations, as their exit codes show
+    if workers != ON_RAY:
+        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluations, as their exit codes show
     if workers == "1":
         for turn, (point, words) in enumerate(points.items(), 1):
             print(f"\n{title}: point {turn} of {len(points)}, {point}", flush=True)
@@ -95,21 +104,32 @@ def _with_log(words: Sequence[str], point_number: int) -> int:
 
 def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[tuple[str, int]]:
     """Yield the points and their exit codes, as they end; none is begun after a failure."""
+    has_failed = Event()
+
+    def evaluate(words: Sequence[str], point_number: int) -> int | None:
+        if has_failed.is_set():
+            return None
+        exit_code = _with_log(words, point_number)
+        if exit_code:
+            has_failed.set()
+        return exit_code
+
     with ThreadPoolExecutor(num_workers) as pool:
-        running: dict[Future[int], str] = {pool.submit(_with_log, words, number): point
-                                           for number, (point, words) in enumerate(points.items(), 1)}
-        for future in as_completed(running):
+        point_of_future: dict[Future[int | None], str] = {
+            pool.submit(evaluate, words, number): point for number, (point, words) in enumerate(points.items(), 1)}
+        for future in as_completed(point_of_future):
             exit_code = future.result()
-            if exit_code:
-                for other in running:
-                    other.cancel()
-            yield running[future], exit_code
+            if exit_code is not None:
+                yield point_of_future[future], exit_code
 
 
 # --- on a Ray cluster -------------------------------------------------------------------------------------------------
 
 def _on_ray(points: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
-    """Yield the points and their exit codes, as they end; their results are written here."""
+    """Yield the points and their exit codes, as they end; a point begins with its results so far, which it continues.
+
+    Raises PeerLost for a point whose worker is lost in each of its tries.
+    """
     try:
         import ray
     except ImportError:
@@ -119,35 +139,45 @@ def _on_ray(points: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
     ray.init(runtime_env={"working_dir": str(ROOT), "excludes": NOT_SENT}, log_to_driver=False)
     try:
         evaluate = ray.remote(max_retries=MAX_TRIES)(_evaluated_elsewhere)
-        numbered_points = enumerate(points.items(), 1)
-        pending = {evaluate.remote(list(words), number): point for number, (point, words) in numbered_points}
+        pending = {}
+        for number, (point, words) in enumerate(points.items(), 1):
+            results_folder = Path(raw_values(words)["results"])
+            pending[evaluate.remote(list(words), number, read_files(results_folder))] = point, results_folder
+
         while pending:
             [task], _ = ray.wait(list(pending))
-            point = pending.pop(task)
-            outcome = ray.get(task)
-            write_files(Path(raw_values(points[point])["results"]), outcome.files)
+            point, results_folder = pending.pop(task)
+            try:
+                outcome = ray.get(task)
+            except ray.exceptions.RayError as error:
+                raise PeerLost(f"the worker of point {point} was lost: {one_line(str(error))}") from error
+            write_files(results_folder, outcome.files)
             yield point, outcome.exit_code
     finally:
         ray.shutdown()
 
 
-def _evaluated_elsewhere(words: Sequence[str], point_number: int) -> PointOutcome:
-    """Evaluate one point in a temporary folder of a worker; return its results."""
+def _evaluated_elsewhere(words: Sequence[str], point_number: int, earlier_files: Mapping[str, bytes]) -> PointOutcome:
+    """Evaluate one point in a temporary folder of a worker, after its earlier results; return all of them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "results"
-        own_words = [*(word for word in words if not word.startswith("results=")), f"results={folder}"]
-        exit_code = _with_log(own_words, point_number)
-        files = {path.relative_to(folder).as_posix(): path.read_bytes()
-                 for path in sorted(folder.rglob("*")) if path.is_file()}
-        return PointOutcome(exit_code, files)
+        write_files(folder, earlier_files)
+        worker_words = [*(word for word in words if not word.startswith("results=")), f"results={folder}"]
+        exit_code = _with_log(worker_words, point_number)
+        return PointOutcome(exit_code, read_files(folder))
+
+
+def read_files(results_folder: Path) -> dict[str, bytes]:
+    """Return the content of all files in a results folder, by their relative paths."""
+    paths = [path for path in sorted(results_folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(results_folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def write_files(results_folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files of a worker into a results folder; raises ValueError for a path that leaves it."""
+    """Write files into a results folder, each atomically; raises ValueError for a path that leaves it."""
     root = results_folder.resolve()
     for name, content in files.items():
         path = (root / name).resolve()
         if root not in path.parents:
             raise ValueError(f"a worker sent the file {name!r}, which does not belong into {results_folder}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        replace(path, content)

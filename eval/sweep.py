@@ -14,6 +14,7 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, Tex
 
 from config import files
 from config.console import EXIT_WRONG, command, say
+from config.dialect import as_keys
 from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
@@ -215,7 +216,7 @@ def commands(name: str, sweep: Sweep,
 @command
 def main(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show the results; return the exit code."""
-    name, argv = "".join(words[:1]), words[1:]
+    name, argv = "".join(words[:1]), as_keys(words[1:])
     if name in HELP_WORDS:
         print(__doc__)
         print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))

@@ -36,6 +36,7 @@ class Prepared(NamedTuple):
     config: RunConfig
     folder: Path  # of the split model
     placement: Placement
+    split_world: int  # ranks of the split; further ones use its parts again
     trace: Callable[[int, Clock], NoTrace]  # creates the trace of a rank
 
     @property
@@ -81,7 +82,7 @@ class Prepared(NamedTuple):
 
     def piece(self, rank: int, file_name: str, offset: int) -> bytes:
         """Return the next bytes of a file of another rank's part, on the machine of rank 0; none at its end."""
-        return read_piece(self.folder, rank, file_name, offset)
+        return read_piece(self.folder / f"stage_{part_number(rank, self.split_world)}", file_name, offset)
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -105,7 +106,7 @@ def prepare(config: RunConfig) -> Prepared:
             forget(config.trace)  # an earlier run may have had more ranks
     elif HEAD in part.weights.names():  # rank 0 alone has these files
         _check_files(config)
-    prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
+    prepared = Prepared(config, folder, own.placement, part.world, partial(open_trace, config))
     _check_memory(prepared)
     return prepared
 
@@ -193,15 +194,17 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     return "-".join(filter(None, words))
 
 
-def open_part(folder: Path, rank: int) -> Part:
-    """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's.
+def part_number(rank: int, split_world: int) -> int:
+    """Return the number of a rank's part; ranks above those of the split use the same parts again, in their order."""
+    return 1 + (rank - 1) % max(1, split_world - 1) if rank else 0
 
-    Ranks above those of the split use the same parts again, in the same order.
-    """
+
+def open_part(folder: Path, rank: int) -> Part:
+    """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's."""
     number = rank
-    written = min(folder.glob("stage_*"), default=None)
-    if written is not None and rank:
-        number = 1 + (rank - 1) % max(1, Part(written).world - 1)
+    any_part = min(folder.glob("stage_*"), default=None)
+    if any_part is not None:
+        number = part_number(rank, Part(any_part).world)
     part = Part(folder / f"stage_{number}")
     if part.rank != number:
         raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{number} of the split there")

@@ -10,7 +10,7 @@ import shutil
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from typing import Callable, ContextManager, Iterator, NoReturn, Sequence
+from typing import Callable, ContextManager, Iterator, NoReturn, Sequence, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.trace import OFF, REAL, NoTrace, forget
 
+Connected = TypeVar("Connected")
 RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE_VARIABLE)  # variables that a rendezvous sets in the environment
 
 
@@ -65,18 +66,28 @@ def join(folder: str, rank: int, prepared: Prepared) -> Meeting:
 
 def join_beside(others: Ranks, folder: str, prepared: Prepared) -> Meeting:
     """Like `join`, for rank 0, which has started the `others`; raises PeerLost, with the reason, if one ends first."""
-    joined: list[Meeting] = []
-    failed: list[BaseException] = []
     with environment_kept(INTERFACE_VARIABLE):
         os.environ.pop(INTERFACE_VARIABLE, None)  # it may lead to other machines
         processes.keep_on_loopback(os.environ)
-        joining = guarded("join", lambda: joined.append(join(folder, 0, prepared)),
-                          lambda thread, error: failed.append(error))
-        while joining.is_alive() and not others.ended():
-            joining.join(POLL_SECONDS)
-    if joined:
-        return joined[0]
-    raise PeerLost(processes.lost(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
+        return unless_lost(0, lambda: join(folder, 0, prepared), lambda: processes.lost(others, folder))
+
+
+def unless_lost(rank: int, connect_ranks: Callable[[], Connected], loss: Callable[[], str]) -> Connected:
+    """Return what `connect_ranks` returns; raises PeerLost if it fails, or once `loss` returns a reason.
+
+    It runs on a thread of its own, since torch waits for a lost rank without end, and does not listen to Ctrl-C.
+    """
+    results: list[Connected] = []
+    errors: list[BaseException] = []
+    connecting = guarded("connect", lambda: results.append(connect_ranks()), lambda thread, error: errors.append(error))
+    reason = ""
+    while connecting.is_alive() and not reason:
+        connecting.join(POLL_SECONDS)
+        reason = loss()
+
+    if results:
+        return results[0]
+    raise PeerLost(reason or f"rank {rank} could not connect to the others: {explain(errors[0])}")
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
@@ -143,11 +154,14 @@ class Member:
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy_shares, rejoin=self.rejoin)
 
     def _torch_wires(self) -> Sequence[Wire]:
-        """Create wires of torch.distributed, together with all other ranks."""
+        """Create wires of torch.distributed, together with all other ranks; raises PeerLost if one is lost before."""
+        heartbeat = self.heartbeat
+        assert heartbeat, "it finds a lost rank"
         placement, number = self._prepared.placement, self._rank
         num_gpus = 0 if self._prints or self._prepared.config.device != "auto" else torch.cuda.device_count()
         own_gpu = torch.device("cuda", number) if num_gpus >= placement.world else None
-        return torch_wires(number, list(map(placement.reached, range(placement.world))), own_gpu)
+        peers_of_ranks = list(map(placement.reached, range(placement.world)))
+        return unless_lost(number, lambda: torch_wires(number, peers_of_ranks, own_gpu), lambda: heartbeat.first_loss)
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""

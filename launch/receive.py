@@ -28,15 +28,13 @@ ReadPiece = Callable[[str, int], bytes]  # from a file's name and an offset to i
 
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def read_piece(folder: Path, rank: int, file_name: str, offset: int) -> bytes:
-    """Return the next bytes of a file of a rank's part, in the folder of all parts; none at its end, or without it."""
+def read_piece(part_folder: Path, file_name: str, offset: int) -> bytes:
+    """Return the next bytes of a file of a part; none at its end, or without it."""
     if file_name not in (MANIFEST, *STAGE_FILES):
         return b""
 
-    num_stages = sum(1 for _ in folder.glob("stage_*")) - 1
-    number = 1 + (rank - 1) % max(1, num_stages)  # replicas use the same parts again
     try:
-        with (folder / f"stage_{number}" / file_name).open("rb") as part_file:
+        with (part_folder / file_name).open("rb") as part_file:
             part_file.seek(offset)
             return part_file.read(PIECE_BYTES)
     except OSError:
@@ -115,6 +113,9 @@ def _receive_file(request_piece: ReadPiece, path: Path, entry: Mapping[str, Any]
         incomplete_file.flush()
         os.fsync(incomplete_file.fileno())
 
+    if offset < num_bytes:
+        raise ValueError(f"rank 0 could not read on in {path.name} of this rank's part: look at its disk, then start "
+                         "the run again, which continues after what came")
     if digest.hexdigest() != entry["sha256"]:
         incomplete_path.unlink()
         raise ValueError(f"{path.name} of this rank's part differs from its hash after it was sent: start the run "

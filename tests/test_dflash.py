@@ -4,13 +4,16 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from contextlib import suppress
+from itertools import product
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from config.run_config import Growth
-from config.schema.heads import usual_layers
+from config.schema.fields import CONFIG as CONFIG_FIELDS
+from config.schema.heads import READ, usual_layers
 from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.head_files import fit_head, load_head
 from model.drafts.mixture import Mixture
@@ -188,6 +191,11 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 7]}}, "(only layers in rising order, from 0 to 6)"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "key 'causal_head'"),
     ({"selector_rank": 3}, "has the unknown key 'selector_rank'"),
+    ({"dflash_config": 5}, "says dflash_config=5, which should be an object"),
+    ({"dflash_config": [1]}, "says dflash_config=[1], which should be an object"),
+    ({"dflash_config": {"layer_types": 5}}, "says layer_types=5, which is not supported (only a list"),
+    ({"dflash_config": {"eagle_config": 5}}, "says eagle_config=5, which is not supported (only an object)"),
+    ({"speculators_config": {"verifier": {"architectures": 5}}}, "speculators_config in"),
     ({"sliding_window": 64, "use_sliding_window": True}, "says sliding_window=64"),
     ({"hidden_size": 64}, "has hidden_size 64, but the model has 32"),
 ])
@@ -195,6 +203,21 @@ def test_a_head_that_computes_otherwise_is_refused_by_name(tmp_path, more, said)
     publish(tmp_path / "head", **more)
     with refused(said):
         fit_head(Checkpoint(tmp_path / "head"), BASE)
+
+
+ODD_VALUES = (5, "x", [1], {"a": 1}, 10 ** 30)
+
+
+@pytest.mark.parametrize("outer_key", ["", "dflash_config", "eagle_config", "rope_scaling"])
+def test_no_value_of_a_config_ends_in_anything_but_a_sentence(tmp_path, outer_key):
+    publish(tmp_path / "head")
+    path = tmp_path / "head" / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in product(sorted({*READ, *CONFIG_FIELDS, "block_size", "architectures"}), ODD_VALUES):
+        outer_value = {**config.get(outer_key, {}), key: value} if outer_key else value
+        path.write_text(json.dumps({**config, (outer_key or key): outer_value}))
+        with suppress(ValueError):
+            fit_head(Checkpoint(tmp_path / "head"), BASE)
 
 
 def test_a_head_that_lacks_a_tensor_is_refused(tmp_path):

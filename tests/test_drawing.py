@@ -1,10 +1,14 @@
 """The picture of an answer: from a state to lines."""
 from __future__ import annotations
 
+import io
 import math
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from launch import screen as screens
 from launch.drawing import GuessView, Scene, fitting, num_cells, picture, tree_lines
 
 TINY, BOX = GuessView(6, 5, " tiny", -0.3, True), GuessView(12, 6, " box", -2.5, False)
@@ -79,3 +83,18 @@ def test_no_line_is_wider_or_lower_than_its_place(seed):
     for width, height in ((20, 1), (40, 4), (80, 12)):
         lines = plain(tree_lines("…text", guesses, width, height))
         assert len(lines) <= height and max(map(num_cells, lines)) <= width
+
+
+def test_every_line_of_an_answer_is_printed_once_above_the_picture(monkeypatch):
+    monkeypatch.setattr(screens, "TokenTexts", lambda tokenizer: None)
+    console = Console(file=io.StringIO(), width=24)
+    pipeline = SimpleNamespace(config=SimpleNamespace(replicated=False), text=SimpleNamespace(tokenizer=None),
+                               ring=SimpleNamespace(depth=5))
+    words = [f"word{number} " for number in range(30)]
+    with screens.LiveScreen(pipeline, console, shows_guesses=False) as screen:
+        for word in words:
+            screen._next_frame = 0.0
+            screen.show(None, word)
+
+    printed_words = console.file.getvalue().split()
+    assert printed_words == [word.strip() for word in words]

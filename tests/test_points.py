@@ -6,10 +6,13 @@ import os
 import re
 import signal
 import sys
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
 
+from config.failure import PeerLost
+from config.keys import raw_values
 from config.presets import ROOT
 from eval import points
 from eval.points import LOG_NAME, evaluate_points, workers_of, write_files
@@ -61,6 +64,8 @@ def test_a_point_that_fails_ends_the_command_and_its_log_is_named(tmp_path, monk
 class FakeRay:
     """As much of ray as is used, in this process."""
 
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
     def init(self, runtime_env, log_to_driver):
         assert runtime_env["working_dir"] == str(ROOT)
 
@@ -99,6 +104,49 @@ def test_results_of_a_ray_cluster_are_written_here(tmp_path, monkeypatch):
     assert (tmp_path / "2" / "answers" / "2.jsonl").read_text() == "toy profile=jetson-7b"
 
 
+@pytest.mark.parametrize("exit_code", [0, 2])
+def test_a_worker_of_a_ray_cluster_continues_after_the_results_that_exist(tmp_path, monkeypatch, exit_code):
+    def add_answer(words, number, log_file):
+        folder = raw_values(words)["results"]
+        with open(f"{folder}/answers.jsonl", "a") as file:
+            file.write("new\n")
+        return exit_code
+
+    for seed in "12":
+        (tmp_path / seed).mkdir()
+        (tmp_path / seed / "answers.jsonl").write_text("earlier\n")
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    monkeypatch.setattr(points, "evaluate_point", add_answer)
+    assert evaluate_points("there", points_in(tmp_path), "ray") == exit_code
+    assert "earlier\nnew\n" in [(tmp_path / seed / "answers.jsonl").read_text() for seed in "12"]
+
+
+def test_a_worker_of_a_ray_cluster_that_is_lost_again_and_again_is_named(tmp_path, monkeypatch):
+    class LosingRay(FakeRay):
+        def get(self, task):
+            raise RuntimeError("it was\nkilled")
+
+    monkeypatch.setitem(sys.modules, "ray", LosingRay())
+    monkeypatch.setattr(points, "evaluate_point", lambda *_: 0)
+    with pytest.raises(PeerLost, match="the worker of point seed [12] was lost: it was.*killed"):
+        evaluate_points("there", points_in(tmp_path), "ray")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends the command"
+
+
+def test_no_point_begins_after_a_failure(tmp_path, monkeypatch):
+    both, begun = Barrier(2), []
+
+    def fail(words, number, log_file):
+        begun.append(number)
+        both.wait(60)
+        return 130
+
+    words = {f"point {number}": [f"results={tmp_path / str(number)}"] for number in range(6)}
+    monkeypatch.setattr(points, "evaluate_point", fail)
+    assert evaluate_points("here", words, "2") == 130
+    assert sorted(begun) == [1, 2]
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
 def test_a_real_ray_cluster_has_the_results_of_this_machine(tmp_path):
     assert evaluate_points("here", points_in(tmp_path / "here"), "1") == 0
@@ -120,6 +168,8 @@ def test_impossible_workers_are_refused(value):
     with pytest.raises(ValueError, match="workers=.* is not possible: give a number from 1 to 256, or ray"):
         workers_of([f"workers={value}"])
     assert workers_of(["toy", "workers=ray", "seed=1"]) == ("ray", ["toy", "seed=1"])
+    with pytest.raises(ValueError, match="workers is given twice: leave one of them out"):
+        workers_of(["workers=2", "workers=8"])
 
 
 def test_without_ray_its_installation_is_named(tmp_path, monkeypatch):

@@ -12,10 +12,11 @@ import pytest
 
 from cluster.agreement import Junk, code_version
 from cluster.board import Board
-from cluster.rendezvous import WorkerBoard
+from cluster.rendezvous import Coordinator, WorkerBoard
 from cluster.store import Entries, StoreServer
 from config.cli import parse
 from launch import receive
+from launch.prepare import Prepared, part_number
 from launch.receive import read_piece, received_part
 from model.weights.parts import MANIFEST, WEIGHTS, Part
 
@@ -36,7 +37,7 @@ def split_id_of(split) -> str:
 
 
 def received(split, rank=1):
-    return received_part(partial(read_piece, split, rank), split_id_of(split))
+    return received_part(partial(read_piece, split / f"stage_{rank}"), split_id_of(split))
 
 
 def test_a_part_is_received_whole_once_and_for_this_user_alone(split):
@@ -50,7 +51,7 @@ def test_a_part_is_received_whole_once_and_for_this_user_alone(split):
 
     def request(name, offset):
         requested.append(name)
-        return read_piece(split, 2, name, offset)
+        return read_piece(split / "stage_2", name, offset)
 
     assert received_part(request, split_id_of(split)) == kept
     assert set(requested) == {MANIFEST}
@@ -62,17 +63,58 @@ def test_a_file_that_broke_off_is_continued(split):
     def breaks_off(name, offset):
         if name == WEIGHTS and offset > 3000:
             raise ConnectionError
-        return read_piece(split, 1, name, offset)
+        return read_piece(split / "stage_1", name, offset)
 
     def goes_on(name, offset):
         offsets.append(offset if name == WEIGHTS else -1)
-        return read_piece(split, 1, name, offset)
+        return read_piece(split / "stage_1", name, offset)
 
     with pytest.raises(ValueError):
         received_part(breaks_off, split_id_of(split))
     kept = received_part(goes_on, split_id_of(split))
     assert min(offset for offset in offsets if offset >= 0) == 4000
     Part(kept / "stage_1").verify()
+
+
+def test_what_came_is_kept_if_rank_0_cannot_read_on(split, tmp_path):
+    def ends_early(name, offset):
+        return b"" if name == WEIGHTS and offset >= 3000 else read_piece(split / "stage_1", name, offset)
+
+    with pytest.raises(ValueError, match="rank 0 could not read on in model.safetensors of this rank's part"):
+        received_part(ends_early, split_id_of(split))
+    [incomplete] = (tmp_path / "cache").rglob("*.incomplete")
+    assert incomplete.stat().st_size == 3000
+
+
+def test_a_folder_of_parts_that_others_may_enter_is_named(split):
+    kept = received(split)
+    kept.chmod(0o755)
+    with pytest.raises(ValueError, match=f"^{kept} is not a folder that only this user may enter .mode 0700.: remove"):
+        received(split)
+
+
+def test_replicas_receive_the_parts_of_the_split_again_whatever_else_lies_there(split):
+    (split / "stage_1.old").mkdir()
+    assert [part_number(rank, 3) for rank in range(6)] == [0, 1, 2, 1, 2, 1]
+    prepared = Prepared(parse([]), split, None, 3, None)
+    for rank in (1, 2, 3, 4):
+        expected = (split / f"stage_{part_number(rank, 3)}" / "config.json").read_bytes()
+        assert prepared.piece(rank, "config.json", 0) == expected[:1000]
+
+
+def test_only_new_pieces_give_a_rank_more_time(capsys):
+    root = object.__new__(Coordinator)
+    root.board, root._sent_offsets, root._deadline = Board(0, "here", 29500, "", 300, []), {}, 0.0
+    pieces = SimpleNamespace(piece=lambda rank, name, offset: b"x" if offset < 3 else b"")
+
+    def moves_deadline(offset):
+        root._deadline = 0.0
+        root._read_piece(pieces, 1, WEIGHTS, offset)
+        return root._deadline > 0
+
+    moved = [offset for offset in (0, 1, 1, 0, 2, 2, 3, 9) if moves_deadline(offset)]
+    assert moved == [1, 2]
+    assert capsys.readouterr().err.count("rank 1 receives its part of the model from here") == 1
 
 
 def changed_weights(split):
@@ -103,7 +145,7 @@ def test_what_is_no_part_of_the_split_is_refused_and_not_kept(split, tmp_path, c
     split_id = split_id_of(split)
     change(split)
     with pytest.raises(ValueError, match=message):
-        received_part(partial(read_piece, split, 1), split_id)
+        received_part(partial(read_piece, split / "stage_1"), split_id)
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"]
     assert {path.name for path in kept} <= {"config.json"}
 
@@ -116,8 +158,8 @@ def test_a_disk_without_room_is_refused_before_anything_is_sent(split, monkeypat
 
 def test_only_the_files_of_a_stage_are_sent(split):
     for name in ("tokenizer.json", "../stage_0/config.json", "/etc/passwd", ""):
-        assert read_piece(split, 1, name, 0) == b""
-    assert read_piece(split, 1, "config.json", 10 ** 9) == b""
+        assert read_piece(split / "stage_1", name, 0) == b""
+    assert read_piece(split / "stage_1", "config.json", 10 ** 9) == b""
 
 
 @pytest.mark.parametrize("request_row", [

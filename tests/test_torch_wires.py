@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import RunConfig
 from eval.bench.links import links
+from launch.ranks import Member
 from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
@@ -52,6 +54,18 @@ def test_a_killed_rank_ends_all_with_its_name(saved):
     with opened(saved, **LINK) as pipeline, pytest.raises(PeerLost, match="rank 2 was lost"):
         struck(pipeline.stream(PROMPT, **{**ASK, "max_new_tokens": 200}), 3, (2,))
     assert not dist.is_initialized()
+
+
+def test_a_rank_that_is_lost_while_groups_are_created_ends_rank_0_with_its_name(monkeypatch):
+    heard = threading.Event()
+    monkeypatch.setattr("launch.ranks.torch_wires", lambda *_: heard.wait(60))
+    placement = SimpleNamespace(world=2, reached=lambda rank: ())
+    config = SimpleNamespace(device="cpu")
+    member = Member(SimpleNamespace(placement=placement, config=config, recovers=False), 0)
+    member.heartbeat = SimpleNamespace(first_loss="rank 1 was lost: it was killed")
+    with pytest.raises(PeerLost, match="rank 1 was lost: it was killed"):
+        member._torch_wires()
+    heard.set()
 
 
 @pytest.mark.parametrize(("keys", "sentence"), [

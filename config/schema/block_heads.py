@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
 from config.files import fits
+from config.schema.fields import CONFIG
 from config.schema.heads import head_problems, only_supported
 
 DFLASH, DSPARK = "DFlashDraftModel", "Qwen3DSparkModel"  # architectures
@@ -57,6 +58,11 @@ def read_block(config: Mapping[str, Any]) -> BlockForm:
 
 def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iterator[str]:
     """Yield the problems of a head; see `head_problems`."""
+    for name, value in (config.get(NESTED_KEYS) or {}).items():  # `check` has only those outside
+        kind = CONFIG.get(name)
+        if kind and value is not None and not kind.fits(value):
+            yield only_supported(name, value, kind.words)
+
     values = _unnested(config)
     layer_ids, block_size, mask_token = (values.pop(name, None) for name in (LAYER_IDS, BLOCK_SIZE, MASK_TOKEN))
     for name in IGNORED_KEYS:

@@ -73,7 +73,7 @@ CONFIG = _by_name(
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling"""),
     (FLAG, "use_sliding_window norm_topk_prob tie_word_embeddings qkv_bias"),
-    (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config"),
+    (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config dflash_config"),
     (WAVE, "rope_theta rope_local_base_freq"),
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
     (number(1e-30, 1), "rms_norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),

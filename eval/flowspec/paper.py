@@ -21,6 +21,7 @@ from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import files
 from config.console import command
+from config.dialect import as_keys
 from config.keys import HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.values import listed
@@ -216,6 +217,8 @@ def main(argv: Sequence[str]) -> int:
     if any(word in HELP_WORDS[1:] for word in argv):
         print(__doc__)
         return 0
+
+    argv = as_keys(argv)
     subject, *typed_words = argv if argv and "=" not in argv[0] else ["table", *argv]
     check_name(subject, SUBJECTS, "table of the paper")
     points_of, show = SUBJECTS[subject]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from config.schema.block_heads import block_problems, is_block, read_block
+from config.schema.fields import CONFIG, check
 from config.schema.heads import VOCAB, head_problems, read_dialect, verifier
 from config.schema.untrusted import short_repr
 from model.drafts.dflash import BlockDraft, DFlashHead
@@ -28,6 +29,8 @@ from model.weights.unfold import AHEAD
 OWN_EMBEDDING = "embed_tokens.weight"
 NOT_READ = re.compile(r"^(verifier_|confidence_head\.)")  # a copy of the target's weights; DSpark's own estimate
 UNROLLED = 4  # a head trained with at least this many passes, that over the target's features included, does not drift
+VERIFIER_FIELDS = {"architectures": CONFIG["architectures"]}  # of the model for which a head was trained
+DOWNLOAD_AGAIN = "download the head again: weights and config.json of the same head, as published for this model"
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's; which of the target's tokens the draft has
 OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # in an MtpHead's decoder layer
 
@@ -132,6 +135,7 @@ def _fit_third(
 def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConfig, is_third: bool) -> None:
     """Raise ValueError if a head was trained for another kind of model than its base, or for other sizes."""
     trained_for = verifier(source.config)
+    check(trained_for, VERIFIER_FIELDS, f"speculators_config in {source.folder}", DOWNLOAD_AGAIN)
     head_kinds, base_kinds = trained_for.get("architectures") or [], base.get("architectures") or []
     if head_kinds and base_kinds and not set(head_kinds) & set(base_kinds):
         raise ValueError(f"the draft head in {source.folder} was trained for "
@@ -158,9 +162,12 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     """Read the numbers `[vocab]` to add to the head's tokens to get the target's."""
     names = own_names(source)
     shift, has_V = (source.read(names[name]) for name in MAPS)
+    if shift.is_floating_point() or has_V.is_floating_point():
+        raise ValueError(f"d2t and t2d in {source.folder} should be whole numbers; download the head again")
+
     known_tokens = torch.from_numpy(has_V.numpy().nonzero()[0])  # torch would start threads, which no fork survives
     shifted_tokens = (torch.arange(vocab) + shift).sort().values
-    if shift.is_floating_point() or not torch.equal(known_tokens, shifted_tokens):
+    if not torch.equal(known_tokens, shifted_tokens):
         raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
     return shift
 
@@ -175,8 +182,7 @@ def _check_names(source: Checkpoint, head: Head, may_lack: set[str]) -> None:
     for name in may_lack.difference(file_names):
         shapes.pop(name, None)
 
-    check_shapes(source, file_names, shapes.items(),
-                 "download the head again: weights and config.json of the same head, as published for this model")
+    check_shapes(source, file_names, shapes.items(), DOWNLOAD_AGAIN)
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
