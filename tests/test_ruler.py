@@ -15,17 +15,17 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_098,
-    "model": 62_814,
+    "config": 23_179,
+    "model": 62_859,
     "pipeline": 21_436,
-    "cluster": 20_444,
+    "cluster": 20_482,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 40_452,
-    "eval": 45_335,
+    "launch": 40_536,
+    "eval": 45_500,
     "serve": 20_496,
     "eval/dsi": 16_605,
-    "eval/flowspec": 2_200,
+    "eval/flowspec": 2_212,
     "eval/load": 2_548,
     "eval/plan": 16_762,
     "eval/specinfer": 3_673,
