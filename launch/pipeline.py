@@ -81,7 +81,7 @@ class Generation:
 
         A token that no guess in flight covered begins the next run, unless it is the last one so far.
         """
-        begin, foreseen = self.answer.prompt_tokens, frozenset(self.tree.foreseen)
+        begin, foreseen = self.answer.prompt_tokens, frozenset(self.tree.accepted_positions)
         runs: list[int] = []
         for position in range(begin, begin + self.answer.new_tokens):
             if position not in foreseen:

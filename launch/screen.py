@@ -179,7 +179,7 @@ def scene_of(generation: Generation, name_of: Callable[[int], str], num_stages: 
     for node in ranked[:MAX_GUESSES]:
         guess = tree.nodes[node]
         parent = guess.parent if guess.parent in tree.live else None
-        is_sent = node not in tree.waiting
+        is_sent = node not in tree.unsent_guesses
         name, score = name_of(guess.token), guess.score - tip_score
         guesses.append(GuessView(node, parent, name, score, is_sent))
 

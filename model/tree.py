@@ -44,40 +44,42 @@ class Node:
 class TokenTree:
     """One request: the text so far and every live guess below its tip.
 
-    `limit` is the largest number of tokens of the text. `ids` yields node ids, and is shared by all requests of a
+    The text has at most `max_tokens` tokens. `ids` yields node ids, and is shared by all requests of a
     pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
     order in which they were added. `law` is the part of the target's law that depends on the path (model/law.py).
     """
 
-    def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None,
+    def __init__(self, prompt: Iterable[int], max_tokens: int, ids: Iterator[int] | None = None,
                  best_first: bool = True, law: Any = None) -> None:
         self._ids = count() if ids is None else ids
-        self.limit, self.best_first, self.law = limit, best_first, law
+        self.max_tokens, self.best_first, self.law = max_tokens, best_first, law
         self.nodes: dict[int, Node] = {}  # the trunk and the live guesses
         self.trunk: list[int] = []
-        self.unsent: deque[int] = deque()  # settled nodes that were not yet sent to the target
         self.live: set[int] = set()  # guesses below the tip
-        self.waiting: set[int] = set()  # live guesses that were not yet sent
-        self._released = 0  # nodes of the trunk with released features
-        self.guessed = 0  # guesses that were sent
-        self.foreseen: list[int] = []  # positions of the text at which a sent guess was accepted
+        self.unsent_text: deque[int] = deque()  # settled nodes that were not yet sent to the target
+        self.unsent_guesses: set[int] = set()  # live ones
+        self.num_sent_guesses = 0
+        self.accepted_positions: list[int] = []  # positions of the text at which a sent guess was accepted
+        self._num_released = 0  # nodes of the trunk with released features
+
         for token in prompt:
             self.settle(token)
         if not self.trunk:
             raise ValueError("the prompt is empty: give at least one token")
-        self.verifications = 0  # times that `verify` followed the return of rows that were not all of the prompt
+
+        self.num_verifications = 0  # times that `verify` followed the return of rows that were not all of the prompt
         self.has_unverified = False  # whether such rows have come back since the last one
         # Settled tokens after the prompt that had to be sent as text because no sent guess covered them. The prompt's
         # tokens are also sent, so they are subtracted here.
-        self.misses = -len(self.trunk)
+        self.num_misses = -len(self.trunk)
 
-    def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
-        """Return a tree of the first `length` tokens for a target that holds none; counts continue, `law` is new."""
-        tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
-        tree.guessed = self.guessed
-        tree.foreseen = [position for position in self.foreseen if position < length]
-        tree.misses = -prompt - len(tree.foreseen)
-        tree.verifications = self.verifications
+    def again(self, num_prompt_tokens: int, num_tokens: int, law: Any = None) -> TokenTree:
+        """Return a tree of the first `num_tokens` tokens for a target without any; counts continue, `law` is new."""
+        tree = TokenTree(self.tokens[:num_tokens], self.max_tokens, self._ids, self.best_first, law)
+        tree.num_sent_guesses = self.num_sent_guesses
+        tree.accepted_positions = [position for position in self.accepted_positions if position < num_tokens]
+        tree.num_misses = -num_prompt_tokens - len(tree.accepted_positions)
+        tree.num_verifications = self.num_verifications
         return tree
 
     @property
@@ -88,7 +90,7 @@ class TokenTree:
     @property
     def room(self) -> int:
         """The number of tokens by which the text may still grow."""
-        return self.limit - len(self.trunk)
+        return self.max_tokens - len(self.trunk)
 
     @property
     def horizon(self) -> int:
@@ -96,9 +98,9 @@ class TokenTree:
         return self._last + 1
 
     @property
-    def pending(self) -> int:
+    def num_unsent(self) -> int:
         """The number of nodes that the next cuts could send."""
-        return len(self.unsent) + len(self.waiting)
+        return len(self.unsent_text) + len(self.unsent_guesses)
 
     @property
     def tokens(self) -> list[int]:
@@ -110,19 +112,20 @@ class TokenTree:
 
         An existing guess keeps its id, and the better of its scores. A guess that the law excludes is not sent.
         """
-        above = self.nodes[parent]
-        path = min(score, above.score)
-        found = above.children.get(token)
-        if found is not None:
-            guess = self.nodes[found]
-            guess.score = max(path, guess.score)
+        parent_node = self.nodes[parent]
+        path_score = min(score, parent_node.score)
+        existing = parent_node.children.get(token)
+        if existing is not None:
+            guess = self.nodes[existing]
+            guess.score = max(path_score, guess.score)
             guess.proposals[source] = score
-            return found
-        node = self._new(parent, token, path)
+            return existing
+
+        node = self._new(parent, token, path_score)
         self.nodes[node].proposals[source] = score
         self.live.add(node)
         if self.law is None or self.law.allows(self, parent, token):
-            self.waiting.add(node)
+            self.unsent_guesses.add(node)
         return node
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
@@ -133,115 +136,120 @@ class TokenTree:
 
     def settle(self, token: int) -> None:
         """Continue the text with `token`; all other branches below the tip die."""
+        # the branches below the tip
         node = None
         if self.trunk:
             tip = self.nodes[self.tip]
             branches, tip.children, tip.drawn = tip.children, {}, ()
             node = branches.pop(token, None)
-            for dead in branches.values():
-                self.drop(dead)
+            for dead_node in branches.values():
+                self.drop(dead_node)
+
+        # the new tip: a miss, a guess that was not sent, or one that was
         if node is None:
             parent = self.tip if self.trunk else None
             node = self._new(parent, token, 0.0 if parent is None else self.nodes[parent].score)
-            self.unsent.append(node)
-        elif node in self.waiting:
-            self.waiting.remove(node)
-            self.unsent.append(node)
+            self.unsent_text.append(node)
+        elif node in self.unsent_guesses:
+            self.unsent_guesses.remove(node)
+            self.unsent_text.append(node)
         else:
-            self.foreseen.append(self.nodes[node].pos)
+            self.accepted_positions.append(self.nodes[node].pos)
+
         self.live.discard(node)
         self.trunk.append(node)
 
     def skip(self, count: int) -> None:
         """Skip sending the first `count` nodes of the text, since the target already holds these tokens."""
-        assert count <= len(self.unsent), f"{len(self.unsent)} nodes were not sent, fewer than {count}"
+        assert count <= len(self.unsent_text), f"{len(self.unsent_text)} nodes were not sent, fewer than {count}"
         for _ in range(count):
-            self.unsent.popleft()
-        self.misses += count
+            self.unsent_text.popleft()
+        self.num_misses += count
 
-    def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
-        """Return the next nodes to send: at most `chunk` rows of unsent text, then best guesses, up to `size` in all.
+    def cut(self, max_rows: int | None = None, max_text_rows: int | None = None) -> list[int]:
+        """Return the next nodes to send: at most `max_text_rows` of unsent text, then guesses, `max_rows` in all.
 
         Text that needs several chunks is cut into nearly equal ones, since all wait for the largest; guesses follow the
         last one. Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
         A tree that is not cut best first is cut in the order of ids, in which parents come first, too.
         """
-        assert chunk is None or chunk > 0, f"a chunk of {chunk} rows"
-        left = len(self.unsent)
-        chunks = max(1, math.ceil(left / chunk)) if chunk else 1
-        rows = math.ceil(left / chunks)
-        text = [self.unsent.popleft() for _ in range(rows)]
-        self.misses += len(text)
-        if self.unsent:
+        assert max_text_rows is None or max_text_rows > 0, f"a chunk of {max_text_rows} rows"
+        num_text_rows = len(self.unsent_text)
+        num_chunks = max(1, math.ceil(num_text_rows / max_text_rows)) if max_text_rows else 1
+        text = [self.unsent_text.popleft() for _ in range(math.ceil(num_text_rows / num_chunks))]
+        self.num_misses += len(text)
+        if self.unsent_text:
             return text
-        room = len(self.waiting) if size is None else max(0, size - len(text))
-        best = heapq.nsmallest(room, self.waiting, key=self._rank)
-        self.waiting.difference_update(best)
-        self.guessed += len(best)
-        return text + best
 
-    def offer(self, guesses: Sequence[Guess], size: int, least: float,
-              source: str = "") -> list[int]:
-        """Add the guesses that score `least` or more and are then among the best `size` live guesses.
+        num_guesses = len(self.unsent_guesses) if max_rows is None else max(0, max_rows - len(text))
+        best_guesses = heapq.nsmallest(num_guesses, self.unsent_guesses, key=self._rank)
+        self.unsent_guesses.difference_update(best_guesses)
+        self.num_sent_guesses += len(best_guesses)
+        return text + best_guesses
+
+    def offer(self, guesses: Sequence[Guess], max_guesses: int, min_score: float, source: str = "") -> list[int]:
+        """Add the guesses that score `min_score` or more and are then among the best `max_guesses` live ones.
 
         `guesses` are sorted, best first. The nodes of added guesses are returned, in this order. A guess that the tree
         already has does not count again.
         """
-        new = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
-        floor = max(self.trim(size, islice(new, size + 1)), least)
-        taken = takewhile(lambda guess: guess[2] >= floor, guesses)
-        return [self.add(*guess, source) for guess in taken]
+        new_scores = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
+        score_floor = max(self.trim(max_guesses, islice(new_scores, max_guesses + 1)), min_score)
+        good_guesses = takewhile(lambda guess: guess[2] >= score_floor, guesses)
+        return [self.add(*guess, source) for guess in good_guesses]
 
-    def trim(self, size: int, offered: Iterable[float] = ()) -> float:
-        """Return the least score of the best `size` live or offered guesses, and drop waiting guesses below it."""
+    def trim(self, max_guesses: int, offered_scores: Iterable[float] = ()) -> float:
+        """Return the least score of the best `max_guesses` live or offered ones, and drop unsent guesses below it."""
         scores = [self.nodes[node].score for node in self.live]
-        scores += offered
-        if len(scores) <= size:
+        scores += offered_scores
+        if len(scores) <= max_guesses:
             return float("-inf")
-        scores.sort(reverse=True)
-        least = scores[size - 1]
-        self.forget(least)
-        return least
 
-    def forget(self, least: float = math.inf) -> None:
-        """Drop all unsent guesses that score less than `least`."""
-        for node in [node for node in self.waiting if self.nodes[node].score < least]:
-            if node in self.waiting:  # it may have been dropped together with its parent
+        scores.sort(reverse=True)
+        min_score = scores[max_guesses - 1]
+        self.forget(min_score)
+        return min_score
+
+    def forget(self, min_score: float = math.inf) -> None:
+        """Drop all unsent guesses that score less than `min_score`."""
+        for node in [node for node in self.unsent_guesses if self.nodes[node].score < min_score]:
+            if node in self.unsent_guesses:  # it may have been dropped together with its parent
                 self.drop(node)
 
     def release(self, count: int) -> None:
         """Release the features of the first `count` nodes of the text, which every draft has read."""
-        end = min(count, len(self.trunk) - 1)  # the tip's feature may still arrive
-        for node in self.trunk[self._released:end]:
+        num_released = min(count, len(self.trunk) - 1)  # the tip's feature may still arrive
+        for node in self.trunk[self._num_released:num_released]:
             self.nodes[node].hidden = self.nodes[node].partial = None
-        self._released = max(self._released, end)
+        self._num_released = max(self._num_released, num_released)
 
     def drop(self, node: int) -> None:
         """Remove a guess and everything below it."""
         guess = self.nodes[node]
         self.nodes[guess.parent].children.pop(guess.token, None)
-        doomed = [node]
-        while doomed:
-            node = doomed.pop()
+        dead_nodes = [node]
+        while dead_nodes:
+            node = dead_nodes.pop()
             self.live.discard(node)
-            self.waiting.discard(node)
-            doomed.extend(self.nodes.pop(node).children.values())
+            self.unsent_guesses.discard(node)
+            dead_nodes.extend(self.nodes.pop(node).children.values())
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)
         if parent is None:
             self.nodes[node] = Node(token, node, 0, score)
             return node
+
         assert parent < node, f"node {node} is older than its parent {parent}"
-        above = self.nodes[parent]
-        self.nodes[node] = Node(token, parent, above.pos + 1, score)
-        above.children[token] = node
+        parent_node = self.nodes[parent]
+        self.nodes[node] = Node(token, parent, parent_node.pos + 1, score)
+        parent_node.children[token] = node
         return node
 
     def child(self, parent: int, token: int) -> int | None:
         """Return the node of `token` after `parent`, settled or guessed, or None."""
-        above = self.nodes.get(parent)
-        return above.children.get(token) if above else None
+        parent_node = self.nodes.get(parent)
+        return parent_node.children.get(token) if parent_node else None
 
     def _rank(self, node: int) -> tuple[float, int]:
         return -self.nodes[node].score if self.best_first else 0.0, node
@@ -249,11 +257,11 @@ class TokenTree:
 
 def verify(tree: TokenTree) -> list[int]:
     """Verify guesses: settle the target's tokens from the tip on, as far as they are known, and return them."""
-    tree.verifications += tree.has_unverified
+    tree.num_verifications += tree.has_unverified
     tree.has_unverified = False
 
-    new: list[int] = []
+    new_tokens: list[int] = []
     while (token := tree.nodes[tree.tip].target_token) is not None:
-        new.append(token)
+        new_tokens.append(token)
         tree.settle(token)
-    return new
+    return new_tokens

@@ -196,9 +196,9 @@ class Decoding:
         seconds = target.ring.clock.now() - self._begin_time
         if not answer.token_ids:
             answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
-            self._prefill_verifications = tree.verifications
+            self._prefill_verifications = tree.num_verifications
         else:
-            num_verifications = tree.verifications - self._prefill_verifications
+            num_verifications = tree.num_verifications - self._prefill_verifications
             num_empty = num_verifications - len(answer.accepted_lengths) - 1
             answer.accepted_lengths += [*[0] * num_empty, len(new_tokens)]
         answer.decode_seconds = seconds - answer.prefill_seconds
@@ -213,7 +213,7 @@ class Decoding:
             answer.plain_tokens += not proposals and not target.guesses
 
         # totals so far
-        answer.misses = max(tree.misses, 0)
+        answer.misses = max(tree.num_misses, 0)
         answer.segments = self._segments_before_loss + target.segments
 
         answer.token_ids += new_tokens
@@ -221,7 +221,7 @@ class Decoding:
 
     def _until_end(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens up to the end of the answer, and the finish reason if the answer ends there."""
-        request, max_tokens = self.request, self.tree.limit
+        request, max_tokens = self.request, self.tree.max_tokens
         num_tokens_left = max_tokens - self.answer.prompt_tokens - self.answer.new_tokens
         end_ids = request.grammar.end_ids if request.grammar else request.end
 

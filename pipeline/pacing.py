@@ -314,9 +314,9 @@ class RowAllocator:
         guess_worths = worths(bidder, weighed=len(bidders) > 1)
         num_guesses = min(self._guess_rows_left, sum(worth >= self._least_worth for worth in guess_worths))
         self._guess_rows_left -= num_guesses
-        bidder.passed_over = 0 if num_guesses else bidder.passed_over + bool(bidder.tree.waiting)
+        bidder.passed_over = 0 if num_guesses else bidder.passed_over + bool(bidder.tree.unsent_guesses)
 
-        num_rows = len(bidder.tree.unsent) + num_guesses
+        num_rows = len(bidder.tree.unsent_text) + num_guesses
         if not num_rows and len(bidders) > 1:
             self.left_out.add(bidder.request)
         return num_rows
@@ -328,7 +328,7 @@ class RowAllocator:
 
     def _divide(self, bidders: Sequence[Bidder], segment_size: int) -> None:
         """Choose the guesses of the next segment: the most worthy ones for which there is room, and which pay."""
-        num_text_rows = sum(len(bidder.tree.unsent) for bidder in bidders)
+        num_text_rows = sum(len(bidder.tree.unsent_text) for bidder in bidders)
 
         # the best guesses of all requests
         requests_per_segment = max(1.0, len(bidders) / self._num_in_flight)
@@ -343,7 +343,7 @@ class RowAllocator:
 
         # only those that pay
         if all(bidder.options.thrifty for bidder in bidders):
-            num_tips = sum(bool(bidder.tree.unsent) for bidder in bidders)
+            num_tips = sum(bool(bidder.tree.unsent_text) for bidder in bidders)
             best_worths = best_worths[:self._num_paying(best_worths, num_text_rows, num_tips)]
 
         self._is_divided, self._guess_rows_left = True, len(best_worths)
@@ -375,7 +375,7 @@ def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
     tree = bidder.tree
     log_weight = math.log(bidder.options.priority * (1 + bidder.passed_over)) if weighed else 0.0
     offset = log_weight - tree.nodes[tree.tip].score
-    return (tree.nodes[node].score + offset for node in tree.waiting)
+    return (tree.nodes[node].score + offset for node in tree.unsent_guesses)
 
 
 class Batcher:

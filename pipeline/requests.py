@@ -61,7 +61,7 @@ class RequestTarget(Target):
         self._returned_segments: deque[Returned] = deque()
         self._prompt_length = len(tree.trunk)
         self._settled_length = len(tree.trunk)  # of the text at the last prune
-        self._guessed_before = 0  # value of `tree.guessed` at the last prune that left no guess alive
+        self._guessed_before = 0  # value of `tree.num_sent_guesses` at the last prune that left no guess alive
         self.wakes_at: float | None = None  # time at which the strategy advances without a message
         self.ended = False  # whether the request sends nothing any more
         self.closed = False  # whether every stage has forgotten the request
@@ -108,8 +108,8 @@ class RequestTarget(Target):
         if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
             return False
 
-        has_prompt_rows = len(self.tree.unsent) > 1
-        with_prompt_rows = (target for target in self.ring.running if len(target.tree.unsent) > 1)
+        has_prompt_rows = len(self.tree.unsent_text) > 1
+        with_prompt_rows = (target for target in self.ring.running if len(target.tree.unsent_text) > 1)
         return not has_prompt_rows or self is next(with_prompt_rows)
 
     def share(self, size: int | None) -> int | None:
@@ -125,8 +125,8 @@ class RequestTarget(Target):
             return False
 
         expected_guesses = sum(map(math.exp, worths(self, weighed=False)))
-        segment_tokens = len(self.tree.unsent) + expected_guesses
-        stage_seconds = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
+        segment_tokens = len(self.tree.unsent_text) + expected_guesses
+        stage_seconds = self.ring.pacing.times.slowest(len(self.tree.unsent_guesses) + 1)
         return self.ring.pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
 
     def worth_drafting(self, expected_tokens: float) -> bool:
@@ -157,7 +157,7 @@ class RequestTarget(Target):
         self.ring.put(self._segment(self.request, nodes))
 
     def wait_until_free(self) -> Progress:
-        pending = self.tree.pending
+        pending = self.tree.num_unsent
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready() and (self.in_flight or pending) and not (pending and self.free):
@@ -178,14 +178,14 @@ class RequestTarget(Target):
             pacing.fallback.begin(self.options.plain_seconds)
 
         # dead guesses, if there can be any
-        if self.tree.guessed == self._guessed_before:
+        if self.tree.num_sent_guesses == self._guessed_before:
             return
         with self._span("prune"):
             in_flight_nodes = set(chain.from_iterable(self._in_flight_nodes))
             kept_nodes = self.tree.live if self.options.prunes else self.tree.live.union(in_flight_nodes)
             self._broadcast(list(kept_nodes))
             if not kept_nodes:
-                self._guessed_before = self.tree.guessed
+                self._guessed_before = self.tree.num_sent_guesses
 
             dead_nodes = in_flight_nodes.difference(kept_nodes, [self.tree.tip])
             pacing.first_stage.prune(dead_nodes, now)

@@ -111,7 +111,7 @@ def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
         while (yield from draft.grow(tree, cfg.init)):
             pass
 
-        rows_per_segment = -(-tree.pending // target.depth)
+        rows_per_segment = -(-tree.num_unsent // target.depth)
         while segment := tree.cut(rows_per_segment, cfg.chunk):
             target.send(segment)
 
@@ -131,7 +131,7 @@ def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
         while segment := tree.cut(cfg.init.segment, cfg.chunk):
             target.send(segment)
 
-        while not tree.unsent:  # an answer for the tip is on its way
+        while not tree.unsent_text:  # an answer for the tip is on its way
             yield from target.wait()
             if new_tokens := verify(tree):
                 target.prune()
@@ -142,7 +142,7 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
     """Fill the pipeline with the best unsent guesses; verify, prune and grow at each returned segment (FlowSpec)."""
     growth = cfg.init
     while True:
-        if tree.unsent:  # the tip must neither wait for the whole tree nor leave alone
+        if tree.unsent_text:  # the tip must neither wait for the whole tree nor leave alone
             while (yield from draft.grow(tree, cfg.init.young)):
                 pass
             target.send(tree.cut(cfg.init.segment, cfg.chunk))
@@ -156,7 +156,7 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
         if new_tokens := verify(tree):
             target.prune()
             draft.refresh()
-            growth = cfg.init if tree.unsent else cfg.expand
+            growth = cfg.init if tree.unsent_text else cfg.expand
             yield new_tokens
         elif tree.live:
             growth = growth.deeper(cfg.idle)
@@ -180,10 +180,10 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
 def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Send the tip at once and alone, then successive runs of one drafted chain, until a miss (PipeInfer)."""
     while True:
-        while tree.unsent:
+        while tree.unsent_text:
             target.send(tree.cut(1, cfg.chunk))
 
-        while not target.ready() and tree.pending < cfg.run and (yield from draft.grow(tree, cfg.chain)):
+        while not target.ready() and tree.num_unsent < cfg.run and (yield from draft.grow(tree, cfg.chain)):
             pass
 
         if target.ready() or not target.has_room or not (segment := tree.cut(cfg.run)):
@@ -206,7 +206,7 @@ def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
             target.send(segment)
 
         while target.in_flight:
-            is_full = tree.pending >= cfg.init.nodes
+            is_full = tree.num_unsent >= cfg.init.nodes
             if target.ready() or is_full or not (yield from draft.grow(tree, cfg.chain)):
                 yield from target.wait()
 
@@ -222,11 +222,11 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
     """
     growth = cfg.outcomes
     while True:
-        num_levels = 0 if tree.waiting else growth.outcome_levels
+        num_levels = 0 if tree.unsent_guesses else growth.outcome_levels
         while num_levels and (yield from draft.grow(tree, growth)):
             num_levels -= 1
 
-        while tree.unsent:
+        while tree.unsent_text:
             target.send(tree.cut(growth.segment, cfg.chunk))
 
         while target.in_flight:
@@ -244,13 +244,14 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     Guesses that are not worth a row are not sent. Levels that are not worth rank 0's time are not drafted.
     """
     while True:
+        has_bare_tip = len(tree.unsent_text) == 1
         if target.ready():
             yield from target.wait()
             if new_tokens := verify(tree):
                 target.prune()
                 draft.refresh()
                 yield new_tokens
-        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
+        elif has_bare_tip and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
             pass  # guesses that leave with a bare tip do not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
@@ -268,7 +269,7 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
                 yield new_tokens
         elif target.free and (segment := tree.cut(1, cfg.chunk)):
             target.send(segment)
-        elif tree.pending or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
+        elif tree.num_unsent or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
             yield from target.wait_until_free()
 
 
@@ -281,7 +282,7 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
             if new_tokens := verify(tree):
                 target.prune()
                 yield new_tokens
-        elif tree.unsent or (target.free and tree.pending >= num_guesses):
+        elif tree.unsent_text or (target.free and tree.num_unsent >= num_guesses):
             target.send(tree.cut(None, cfg.chunk))
             num_guesses = cfg.lookahead
         elif not (yield from draft.grow(tree, cfg.coupled)):

@@ -325,7 +325,7 @@ class Engine(RequestLoop):
         """Count a complete answer, this many `seconds` after its request came, and return its end."""
         answer, accepted_runs = generation.answer, generation.accepted_runs
         accepted = sum(accepted_runs)
-        rejected = max(0, generation.tree.guessed - accepted)
+        rejected = max(0, generation.tree.num_sent_guesses - accepted)
         self._seconds += (seconds - self._seconds) / 8
         self.figures.count(answer, seconds, accepted_runs, rejected)
         reason = "stop" if answer.finish_reason == "stop" else "length"

@@ -160,7 +160,7 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
     tree, answer = generation.tree, generation.answer
     ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
-    return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed,
+    return {"guesses": shown, "live": len(tree.live), "sent": tree.num_sent_guesses,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "plain_tokens": answer.plain_tokens,
             "accepted_length": round(answer.mean_accepted_length, 2),
             "tokens_per_miss": round(answer.tokens_per_miss, 2),
@@ -182,7 +182,7 @@ def speed_facts(pipeline: Pipeline) -> Facts:
 def _guess(tree: TokenTree, node: int, text: Text | None) -> Facts:
     found = tree.nodes[node]
     return {"id": node, "parent": found.parent if found.parent in tree.live else None,
-            "sent": node not in tree.waiting, "text": _readable(found.token, text) if text else str(found.token),
+            "sent": node not in tree.unsent_guesses, "text": _readable(found.token, text) if text else str(found.token),
             "score": round(found.score - tree.nodes[tree.tip].score, 2)}
 
 

@@ -23,7 +23,7 @@ class Asking:
 
 
 def asking(*chances, sent=True, **kind):
-    tree = TokenTree([1, 2], limit=40)
+    tree = TokenTree([1, 2], max_tokens=40)
     if sent:
         tree.cut()
     for token, chance in enumerate(chances, 3):

@@ -48,7 +48,7 @@ def reference(tree, node):
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
 def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
     rng = random.Random(seed)
-    tree = TokenTree([rng.randrange(50) for _ in range(5)], limit=100)
+    tree = TokenTree([rng.randrange(50) for _ in range(5)], max_tokens=100)
     cache = CONFIG.cache(CONFIG.layers, 200, TINY.lm_head.weight)
     for _ in range(6):
         for _ in range(rng.randrange(8)):
@@ -57,7 +57,7 @@ def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
         for node, feature in run(cache, tree,
                                  tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
             torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
-        if not tree.unsent:  # the tip was sent, so that its answer can have come
+        if not tree.unsent_text:  # the tip was sent, so that its answer can have come
             tree.nodes[tree.tip].target_token = rng.randrange(4)
             verify(tree)
             if rng.random() >= loss:
@@ -66,7 +66,7 @@ def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
 
 
 def test_a_pruned_cache_equals_one_built_from_scratch():
-    tree = TokenTree([3, 1, 4], limit=100)
+    tree = TokenTree([3, 1, 4], max_tokens=100)
     cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     a = tree.add(tree.tip, 5, -0.1)
     x = tree.add(tree.tip, 9, -0.2)
@@ -88,7 +88,7 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
 
 
 def test_settled_slots_never_move():
-    tree = TokenTree(list(range(20)), limit=100)
+    tree = TokenTree(list(range(20)), max_tokens=100)
     cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(cache, tree, tree.cut())
     before = cache.slots[0].held[0][:, :, :20].clone()
@@ -118,12 +118,12 @@ def rows_agree(cut, whole, tree, nodes, noise):
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]))
 def test_rows_read_the_same_where_text_behind_a_window_is_dropped(seed, loss):
     rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)
-    tree = TokenTree(list(range(30)), limit=100)
+    tree = TokenTree(list(range(30)), max_tokens=100)
     shape = 2, 1, 200, 4
     whole = caches.TreeCache(shape, torch.float64, "cpu")
     cut = caches.TreeCache(shape, torch.float64, "cpu", (6, 0))
-    while tree.unsent:
-        rows_agree(cut, whole, tree, tree.cut(chunk=5), noise)
+    while tree.unsent_text:
+        rows_agree(cut, whole, tree, tree.cut(max_text_rows=5), noise)
     for _ in range(6):
         for _ in range(1 + rng.randrange(6)):
             parent = rng.choice([tree.tip, *sorted(tree.live)])

@@ -97,7 +97,7 @@ def plainly(held, embedding, context, block, begin):
 def grown_tree(draft, features, ids=IDS, limit=99):
     """Return a tree with the target's features of all text but the tip, after the draft has read it."""
     tree = TokenTree(ids, limit)
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     for node, feature in zip(tree.trunk[:-1], features):
         tree.nodes[node].hidden = feature
     at_once(draft.expand(tree, [tree.tip], 3))
@@ -146,7 +146,7 @@ def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, wi
     features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
     draft = DEEP.block()
     tree = TokenTree(IDS, 99)
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     for node, feature in zip(tree.trunk, features):
         tree.nodes[node].hidden = feature
     assert at_once(Mixture([draft]).grow(tree, Growth(nodes, 6, width)))

@@ -114,7 +114,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
 
 
 def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for_answers():
-    draft, tree = DEEP.twin(), TokenTree(PROMPT, limit=64)
+    draft, tree = DEEP.twin(), TokenTree(PROMPT, max_tokens=64)
     growth = Growth(20, 4, 4)
     assert not at_once(draft.grow(tree, growth))
     tree.cut()
@@ -187,7 +187,7 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     assert torch.equal(head.embed_tokens.weight, embedding.half())
     assert (head.shift is None) == (vocab == CONFIG.vocab)
     draft = Eagle(head, head.logits, capacity=16)
-    tree = TokenTree([1, 2], limit=9)
+    tree = TokenTree([1, 2], max_tokens=9)
     tree.nodes[tree.trunk[0]].hidden = torch.ones(3 * CONFIG.hidden).half()
     assert draft.cache.slots[0].held[0].dtype == torch.float16
     if hasattr(torch.nn.functional, "scaled_dot_product_attention"):  # older ones have no half precision on the CPU

@@ -102,7 +102,7 @@ def test_dynamic_trees_equal_the_original(kind):
     for case in cases:
         eagle.reset()
         tree = TokenTree([*case["input_ids"][0].tolist(),
-                          int(case["root_token"])], limit=512)
+                          int(case["root_token"])], max_tokens=512)
         for node, hidden in zip(tree.trunk, case["hidden_states"][0]):
             tree.nodes[node].hidden = hidden
         _grow(tree, eagle, growth)
@@ -135,7 +135,7 @@ def test_the_greedy_loop_grows_the_trees_and_accepts_the_guesses_of_the_original
     eagle, growth, _ = _trees(kind)
     loop = load_file(GOLDEN / f"{kind}_loop.safetensors")
     tokens, asked = loop["tokens"].tolist(), int(loop["prompt_tokens"])
-    tree = TokenTree(tokens[:asked], limit=512)
+    tree = TokenTree(tokens[:asked], max_tokens=512)
     _answer(tree, tokens, loop["features"])
     verify(tree)
     for step, accepted in enumerate(loop["accept_length"].tolist()):

@@ -17,7 +17,7 @@ NEW = 40
 
 
 def test_levels_fall_by_the_depth_of_an_outcome_and_by_its_rank():
-    tree = TokenTree([1], limit=100)
+    tree = TokenTree([1], max_tokens=100)
     chain = tree.add(tree.tip, 10, -0.1)
     deeper = tree.add(chain, 11, -0.2)
     assert tree.cut(3) == [tree.tip, chain, deeper]
@@ -34,7 +34,7 @@ def test_levels_fall_by_the_depth_of_an_outcome_and_by_its_rank():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_growth_with_a_fan_goes_on_below_every_outcome_as_deep_as_it_may(seed):
-    tree = TokenTree([3, 1, 4], limit=64)
+    tree = TokenTree([3, 1, 4], max_tokens=64)
     draft = Mixture([Table(seed), Table(seed + 100, "other")])
     growth = Growth(1000, 1000, 3, None, -9.0, anywhere=True, outcome_levels=3)
     while at_once(draft.grow(tree, Growth(1000, 1, 3, None, -9.0, anywhere=True))):

@@ -45,7 +45,7 @@ def a_tree(*reported):
     """Return a tree with features of its text, and a chain below it, of which stages have reported these numbers of
     layers, from the tip on; and the chain."""
     tree = TokenTree(IDS, 99)
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     torch.manual_seed(5)
     for node in tree.trunk[:-1]:
         tree.nodes[node].hidden = torch.randn(WIDE, dtype=torch.float64)

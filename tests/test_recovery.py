@@ -407,14 +407,14 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     tree.nodes[guess].target_token = 9
     assert verify(tree) == [9]
     tree.cut()
-    assert (tree.misses, tree.foreseen, tree.guessed) == (1, [3], 1)
+    assert (tree.num_misses, tree.accepted_positions, tree.num_sent_guesses) == (1, [3], 1)
     again = tree.again(3, 5)
     assert again.tokens == [5, 6, 7, 8, 9] and not again.live
-    assert len(again.unsent) == 5
+    assert len(again.unsent_text) == 5
     again.cut()
-    assert (again.misses, again.foreseen, again.guessed) == (1, [3], 1)
+    assert (again.num_misses, again.accepted_positions, again.num_sent_guesses) == (1, [3], 1)
     shorter = tree.again(3, 3)
-    assert shorter.tokens == [5, 6, 7] and shorter.foreseen == []
+    assert shorter.tokens == [5, 6, 7] and shorter.accepted_positions == []
     assert min(shorter.trunk) > max(tree.trunk)
 
 

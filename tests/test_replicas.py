@@ -163,7 +163,7 @@ class Known:
         yield from ()
         node = max(tree.live, default=tree.tip)
         position = tree.nodes[node].pos + 1
-        if position >= tree.limit - 1:  # the last token is the target's
+        if position >= tree.max_tokens - 1:  # the last token is the target's
             return False
         self.clock.sleep_until(self.clock.now() + self.seconds)
         place = position - len(PROMPT) + 1

@@ -105,7 +105,7 @@ def drafting(own, target, prompt=9):
     small = Writer(own(WORDS)["input_ids"], prompt)
     draft = Retokenized(small, SimpleNamespace(tokenizer=own), SimpleNamespace(tokenizer=target), 999)
     tree = TokenTree(target(WORDS[:prompt])["input_ids"], 900)
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     return draft, tree
 
 
@@ -163,7 +163,7 @@ def test_after_a_hit_the_chain_goes_on_and_after_a_miss_it_begins_again():
     grown(mixture, tree, growth)
     assert draft.small.kept == [0] and chain(tree)[:len(first) - 1] == first[1:], "the chain was begun again"
     tree.settle(LONG("!")["input_ids"][0])
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     grown(mixture, tree, growth)
     both = len(SHORT("the baker")["input_ids"])
     assert draft.small.kept[1:] == [both], "what both texts have in common was read again"

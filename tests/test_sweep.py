@@ -64,7 +64,7 @@ def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strateg
 
 def test_guesses_are_cut_best_first_or_as_they_were_drafted():
     for best_first in (True, False):
-        tree = TokenTree([1], limit=9, best_first=best_first)
+        tree = TokenTree([1], max_tokens=9, best_first=best_first)
         poor = tree.add(tree.tip, 2, -3.0)
         good = tree.add(tree.tip, 3, -1.0)
         below = tree.add(good, 4, -2.0)
@@ -73,7 +73,7 @@ def test_guesses_are_cut_best_first_or_as_they_were_drafted():
 
 
 def test_a_growth_of_no_guesses_drafts_nothing():
-    tree = TokenTree(PROMPT, limit=60)
+    tree = TokenTree(PROMPT, max_tokens=60)
     draft = TINY.twin()
     tree.cut()
     assert not at_once(draft.grow(tree, RunConfig(ablate="expand").tree.expand))

@@ -82,7 +82,7 @@ def test_before_anything_is_known_every_guess_pays():
 
 def rows_of(times, *chances, text=True):
     """The rows that go into a segment of at most 16."""
-    tree = TokenTree([1], limit=40)
+    tree = TokenTree([1], max_tokens=40)
     if not text:
         tree.cut()
     for token, chance in enumerate(chances, 3):

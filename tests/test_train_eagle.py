@@ -235,7 +235,7 @@ def drafted(task, ids, feature, tip):
     """Logits `[places, V]` of the block that a draft reads whose text ends in the token `tip`."""
     tree = TokenTree(ids[:tip + 1].tolist(), 99)
     draft = BlockDraft(task.head, task.teacher.lm_head, 99)
-    tree.unsent.clear()
+    tree.unsent_text.clear()
     for node, one in zip(tree.trunk[:-1], feature):
         tree.nodes[node].hidden = one
     at_once(draft.expand(tree, [tree.tip], 3))
@@ -333,7 +333,7 @@ def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, mo
     width = CONFIG.hidden
     for place, start in enumerate(starts.tolist()):  # one start after another has one more guess under way
         tree = TokenTree(ids[:start + 2].tolist(), 64)
-        tree.unsent.clear()
+        tree.unsent_text.clear()
         for node, feature in zip(tree.trunk, inner[:start + 1]):
             tree.nodes[node].hidden = feature
         node = tree.tip

@@ -18,7 +18,7 @@ WORDS = st.lists(st.tuples(st.sampled_from(DEEDS),
 
 def play(words):
     """Return a tree after some random operations, and all cuts in order."""
-    tree, cuts = TokenTree([1, 2, 3], limit=1000), []
+    tree, cuts = TokenTree([1, 2, 3], max_tokens=1000), []
     for word, number in words:
         rng = random.Random(number)
         if word == "add":
@@ -73,11 +73,11 @@ def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
             node = tree.nodes[node].parent
         assert node == tree.tip
     assert set(tree.nodes) == set(tree.trunk) | tree.live
-    assert tree.waiting <= tree.live
+    assert tree.unsent_guesses <= tree.live
 
 
 def test_adding_twice_is_merging():
-    tree = TokenTree([1], limit=9)
+    tree = TokenTree([1], max_tokens=9)
     node = tree.add(tree.tip, 5, -1.0)
     assert tree.add(tree.tip, 5, -2.0) == node
     assert tree.nodes[node].score == -1.0
@@ -87,19 +87,19 @@ def test_adding_twice_is_merging():
 
 
 def test_an_offer_keeps_the_best_and_what_was_sent():
-    tree = TokenTree([1], limit=9)
+    tree = TokenTree([1], max_tokens=9)
     sent = tree.add(tree.tip, 2, -4.0)
     tree.cut()
     weak = tree.add(tree.tip, 3, -3.0)
     strong = tree.add(tree.tip, 4, -1.0)
     guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6),
                (strong, 6, -2.0), (strong, 7, -2.5)]
-    taken = tree.offer(guesses, size=3, least=-9.0)
+    taken = tree.offer(guesses, max_guesses=3, min_score=-9.0)
     assert [tree.nodes[node].token for node in taken] == [4, 5, 6]
     assert taken[0] == strong
     assert tree.live == {sent, *taken} and weak not in tree.nodes
     assert tree.nodes[strong].score == -0.5
-    assert tree.offer([(strong, 8, -0.7)], size=9, least=-0.65) == []
+    assert tree.offer([(strong, 8, -0.7)], max_guesses=9, min_score=-0.65) == []
 
 
 def test_ids_go_on_from_request_to_request():
@@ -111,7 +111,7 @@ def test_ids_go_on_from_request_to_request():
 
 
 def test_verify_walks_through_hits_and_stops_at_a_miss():
-    tree = TokenTree([1, 2], limit=20)
+    tree = TokenTree([1, 2], max_tokens=20)
     a = tree.add(tree.tip, 5, -0.1)
     b = tree.add(a, 6, -0.2)
     tree.add(a, 7, -0.3)
@@ -120,21 +120,21 @@ def test_verify_walks_through_hits_and_stops_at_a_miss():
         tree.nodes[node].target_token = token
     assert verify(tree) == [5, 6, 9]
     assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
-    assert list(tree.unsent) == [tree.tip] and tree.misses == 0
-    assert tree.cut() == [tree.tip] and tree.misses == 1
+    assert list(tree.unsent_text) == [tree.tip] and tree.num_misses == 0
+    assert tree.cut() == [tree.tip] and tree.num_misses == 1
 
 
 def test_verify_waits_where_the_answer_is_not_known():
-    tree = TokenTree([1, 2], limit=20)
+    tree = TokenTree([1, 2], max_tokens=20)
     a = tree.add(tree.tip, 5, -0.1)
     tree.cut()
     tree.nodes[tree.tip].target_token = 5
     assert verify(tree) == [5] and tree.tip == a
-    assert verify(tree) == [] and not tree.unsent
+    assert verify(tree) == [] and not tree.unsent_text
 
 
 def test_cut_sends_text_in_chunks_and_then_the_best_guesses():
-    tree = TokenTree(range(7), limit=20)
+    tree = TokenTree(range(7), max_tokens=20)
     assert tree.cut(2, 4) == tree.trunk[:4]
     low = tree.add(tree.tip, 1, -3.0)
     high = tree.add(tree.tip, 2, -1.0)
@@ -146,7 +146,7 @@ def test_cut_sends_text_in_chunks_and_then_the_best_guesses():
 @pytest.mark.parametrize("length, rows", [(64, [64]), (65, [33, 32]),
                                           (77, [39, 38]), (130, [44, 43, 43])])
 def test_text_that_needs_several_chunks_is_cut_into_nearly_equal_ones(length, rows):
-    tree, chunks = TokenTree(range(length), limit=200), []
+    tree, chunks = TokenTree(range(length), max_tokens=200), []
     while chunk := tree.cut(1, 64):
         chunks.append(chunk)
     assert [len(chunk) for chunk in chunks] == rows and sum(chunks, []) == tree.trunk
@@ -154,7 +154,7 @@ def test_text_that_needs_several_chunks_is_cut_into_nearly_equal_ones(length, ro
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="the prompt is empty"):
-        TokenTree([], limit=5)
+        TokenTree([], max_tokens=5)
 
 
 def test_a_turn_costs_no_more_in_a_long_text():
@@ -167,7 +167,7 @@ def test_a_turn_costs_no_more_in_a_long_text():
         verify(tree)
 
     def lines(length):
-        tree, steps = TokenTree(range(length), limit=10**6), 0
+        tree, steps = TokenTree(range(length), max_tokens=10**6), 0
         tree.cut()
         turn(tree)
 

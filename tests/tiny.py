@@ -197,7 +197,7 @@ class Oracle:
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
         node = tree.nodes[frontier[0]]
         deep = node.pos + 1
-        if len(tree.live) >= growth.nodes or deep >= min(tree.limit,
+        if len(tree.live) >= growth.nodes or deep >= min(tree.max_tokens,
                                                          tree.nodes[tree.tip].pos + growth.depth + 2):
             return False
         right = self.tokens[deep] if deep < len(self.tokens) and deep % 7 else (node.token + 1) % self.vocab

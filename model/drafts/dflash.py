@@ -100,7 +100,7 @@ class BlockDraft(TreeDraft):
             return None
         self.cache.drop()
         tip = tree.nodes[tree.tip]
-        rows = min(self.form.size, tree.limit - tip.pos - 1 + self.form.first_guess)
+        rows = min(self.form.size, tree.max_tokens - tip.pos - 1 + self.form.first_guess)
         if len(fresh) + rows > self.cache.room:
             return []
         fresh = yield from self._read_text(tree, CHUNK)

@@ -36,7 +36,7 @@ class ForcedDraft(Draft):
         best = nlargest(LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
         before = len(tree.live)
         for node in best:
-            left = tree.limit - 1 - tree.nodes[node].pos
+            left = tree.max_tokens - 1 - tree.nodes[node].pos
             room = max(0, min(left, growth.nodes - len(tree.live)))
             for token in islice(tree.law.follower.forced(tree, node), room):
                 node = tree.add(node, token, tree.nodes[node].score, FORCED)

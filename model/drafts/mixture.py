@@ -131,7 +131,7 @@ class Mixture(Draft):
             return False
         self._offer(tree, [tree.tip], growth)
         self._follow_match(tree, tree.tip, growth)
-        return bool(tree.waiting)
+        return bool(tree.unsent_guesses)
 
     # --- the text continues -------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Mixture(Draft):
         return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if tree.nodes[node].pos + 1 >= tree.limit:
+        if tree.nodes[node].pos + 1 >= tree.max_tokens:
             return False
         copied = self._suffix is not None and (node == tree.tip or not self.parts)
         return copied and node not in self._predictions or any(network.wants(tree, node) for network in self.parts)
@@ -270,7 +270,7 @@ class Mixture(Draft):
         heard = 0
         while heap and heard < HEARD:
             _, node = heapq.heappop(heap)
-            if node not in tree.nodes or tree.nodes[node].pos + 1 >= tree.limit:
+            if node not in tree.nodes or tree.nodes[node].pos + 1 >= tree.max_tokens:
                 continue
             found = {network.source: network.unrequested(tree, node, growth.width) for network in far}
             said = {source: guesses for source, guesses in found.items() if guesses is not None}
@@ -288,7 +288,7 @@ class Mixture(Draft):
                 return
             followed, _ = prediction.given[SUFFIX][0]
             child = tree.child(node, followed)
-            if child is None or tree.nodes[child].pos + 1 >= tree.limit:
+            if child is None or tree.nodes[child].pos + 1 >= tree.max_tokens:
                 return
             if child not in self._predictions and self._predict(tree, child, {}, growth.width):
                 self._offer(tree, [child], growth)
@@ -318,7 +318,7 @@ def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
     tip = tree.nodes[tree.tip].pos
     for parent in sorted(tree.live.union([tree.tip])):  # parents are older
         above = tree.nodes[parent]
-        unsent = [node for node in above.children.values() if node in tree.waiting]
+        unsent = [node for node in above.children.values() if node in tree.unsent_guesses]
         if parent in left:
             left.update((node, left[parent] - 1) for node in unsent)
             continue

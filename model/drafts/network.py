@@ -244,7 +244,7 @@ class TreeDraft(Network):
         alive = [leaf for leaf in self._frontier if leaf.node in tree.live]
         if alive:
             position = tree.nodes[alive[0].node].pos
-            if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
+            if self._level > growth.depth or position + 1 >= tree.max_tokens or not self._pays:
                 return False
             self._frontier = alive
             if self._tip != tree.tip:  # text settled since then keeps the rows of its guesses until the next refresh
@@ -381,7 +381,7 @@ class ModelDraft(TreeDraft):
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Return all nodes, but none before the prompt is sent, so that the pipeline does not wait for this reading."""
-        return [] if len(tree.unsent) > 1 else fresh
+        return [] if len(tree.unsent_text) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
         return self.carried(fresh)

@@ -88,7 +88,7 @@ class Retokenized(Network):
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         if self._base < 0:
-            if len(tree.unsent) > 1:  # send the prompt first, so that the pipeline does not wait for this reading
+            if len(tree.unsent_text) > 1:  # send the prompt first, so that the pipeline does not wait for this reading
                 return None
             self._begin(tree)
         if not self._ended:
@@ -132,7 +132,7 @@ class Retokenized(Network):
         self.small.keep(min(len(known), self.small.held))
         self.small.begin(Sampler())
         self._tree = TokenTree(ids, self._limit)
-        self._tree.unsent.clear()  # this tree is never sent
+        self._tree.unsent_text.clear()  # this tree is never sent
         self._leaf = self._tree.tip
         self._drafted: list[int] = []
         self._written: list[tuple[int, float]] = []  # after each drafted token: characters, and their log-probability
