@@ -15,7 +15,7 @@ import torch
 from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY
 from launch.available import available
 from launch.spec import RankSpec
-from model.cache import BLOCK, WIDENED
+from model.cache import BLOCK_SLOTS, MAX_WIDENED
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.blocks import block_type, plain_shape
@@ -153,11 +153,11 @@ def _cache(spec: RankSpec, sizes: LlamaConfig,
     head = sizes.head_dim + 4 if small else sizes.head_dim * spec.like.element_size()
     slot = 2 * sizes.kv_heads * head * spec.config.max_requests
     tail = spec.slots - spec.context + _rows_of_one(spec)
-    near = (window + BLOCK + tail for window in windows if window)
+    near = (window + BLOCK_SLOTS + tail for window in windows if window)
     held = [min(spec.slots, 3 * slots // 2) for slots in near]
     held += [spec.slots] * windows.count(0)
     grown = sum(held) * 4 // 3 if spec.device.type == "cuda" else sum(held)
-    return slot * grown, slot * len(windows) * min(BLOCK, spec.slots)
+    return slot * grown, slot * len(windows) * min(BLOCK_SLOTS, spec.slots)
 
 
 def _rows(spec: RankSpec) -> int:
@@ -181,7 +181,7 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
     step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
     summed = 8 if spec.device.type == "cpu" else width  # the type in which attention adds up
     head = spec.slots * sizes.head_dim
-    widened = min(head * sizes.kv_heads, max(WIDENED, head))  # keys, and as many values
+    widened = min(head * sizes.kv_heads, max(MAX_WIDENED, head))  # keys, and as many values
     scores = rows * spec.slots * 2 * sizes.heads * max(summed, 4) + 2 * widened * summed
     masked = max(rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
     masks = masked * spec.slots * 2 * summed  # with room to grow

@@ -26,10 +26,10 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     return x.to(device)
 
 
-BLOCK = 256  # initial slots of a cache
-WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
-LEVELS = 127  # the largest signed number of 8 bits
-SMALLEST = 1e-20  # least value for a row's largest number, so that a row of zeros does not divide by zero
+BLOCK_SLOTS = 256  # that a cache has at first
+MAX_WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
+MAX_CODE = 127  # the largest signed number of 8 bits
+MIN_AMPLITUDE = 1e-20  # least value for a row's largest number, so that a row of zeros does not divide by zero
 
 
 class AttentionForm(NamedTuple):
@@ -43,36 +43,38 @@ class AttentionForm(NamedTuple):
 PLAIN = AttentionForm()
 
 
-def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
+def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
     """Compute attention `[H, T, E]`, with the same bits per row in every batch (model/precision.py).
 
-    `held` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they are held in 8 bits.
+    `kv` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they have 8 bits.
     """
     q, mask = for_sums(q_HTE), for_sums(mask_TS)
-    if q.dtype == held[0].dtype:
-        return attention(q, held[0], held[1], mask, form)
-    heads, group = len(held[0]), len(q_HTE) // len(held[0])
-    at_once = heads if form.sinks is not None else max(1, WIDENED // held[0][0].numel())
-    made = torch.empty_like(q_HTE)
-    room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # reused, since new memory is slow
-    for first in range(0, heads, at_once):
-        keys, values = from_int8([x[first:first + at_once] for x in held], room)
-        asked = slice(first * group, (first + at_once) * group)
-        made[asked] = attention(q[asked], keys, values, mask, form)
-    return made
+    if q.dtype == kv[0].dtype:
+        return attention(q, kv[0], kv[1], mask, form)
+
+    # a few heads at a time
+    num_kv_heads, group_size = len(kv[0]), len(q_HTE) // len(kv[0])
+    heads_at_once = num_kv_heads if form.sinks is not None else max(1, MAX_WIDENED // kv[0][0].numel())
+    out_HTE = torch.empty_like(q_HTE)
+    buffers = [torch.empty_like(x[:heads_at_once], dtype=q.dtype) for x in kv[:2]]  # since new memory is slow
+    for first_head in range(0, num_kv_heads, heads_at_once):
+        keys, values = from_int8([x[first_head:first_head + heads_at_once] for x in kv], buffers)
+        query_heads = slice(first_head * group_size, (first_head + heads_at_once) * group_size)
+        out_HTE[query_heads] = attention(q[query_heads], keys, values, mask, form)
+    return out_HTE
 
 
 def to_int8(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize keys or values to 8 bits; return them and the scale of each head and row."""
     wide = x_KTE.float()
-    scale = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
+    scale = wide.abs().amax(-1, keepdim=True).clamp(min=MIN_AMPLITUDE) / MAX_CODE
     return (wide / scale).round().to(torch.int8), scale
 
 
-def from_int8(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
-    """Convert keys and values to the type of `room`, buffers of at least as many heads; return the filled parts."""
-    wide = [into[:len(x)].copy_(x) for into, x in zip(room, held)]
-    for x, scale in zip(wide, held[2:]):
+def from_int8(kv: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Convert keys and values to the type of the `buffers`, of at least as many heads; return the filled parts."""
+    wide = [into[:len(x)].copy_(x) for into, x in zip(buffers, kv)]
+    for x, scale in zip(wide, kv[2:]):
         x *= scale
     return wide
 
@@ -83,33 +85,34 @@ def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
 
     The mask is `[T, S]`, or repeats these rows for each of the heads that share keys. It includes the window of `form`.
     """
-    heads, rows, dim = q_HTE.shape
-    group = heads // k_KSE.shape[0]
-    q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
-    mask = mask_TS if len(mask_TS) == group * rows else mask_TS.repeat(group, 1)
+    num_heads, num_rows, head_dim = q_HTE.shape
+    group_size = num_heads // k_KSE.shape[0]
+    q = q_HTE.reshape(k_KSE.shape[0], group_size * num_rows, head_dim)
+    mask = mask_TS if len(mask_TS) == group_size * num_rows else mask_TS.repeat(group_size, 1)
+
     if form.cap or form.sinks is not None:
-        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
-        scores = _bent(scores, form, rows) + _columns(mask, form)
-        wide = torch.promote_types(torch.float32, q.dtype)
-        weights = torch.softmax(scores, -1, wide).to(q.dtype)
+        scores = q @ k_KSE.transpose(1, 2) * head_dim ** -0.5
+        scores = _bent(scores, form, num_rows) + _columns(mask, form)
+        wide_dtype = torch.promote_types(torch.float32, q.dtype)
+        weights = torch.softmax(scores, -1, wide_dtype).to(q.dtype)
         out = weights[..., :k_KSE.shape[1]] @ v_KSE
     elif hasattr(F, "scaled_dot_product_attention"):
         out = F.scaled_dot_product_attention(q[None], k_KSE[None], v_KSE[None], mask)[0]
     else:  # torch 1.11, the wheel of JetPack 5
-        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
+        scores = q @ k_KSE.transpose(1, 2) * head_dim ** -0.5
         out = torch.softmax(scores + mask, -1) @ v_KSE
-    return out.reshape(heads, rows, dim)
+    return out.reshape(num_heads, num_rows, head_dim)
 
 
-def _bent(scores_KNS: Tensor, form: AttentionForm, rows: int) -> Tensor:
-    """Return capped scores, and a last column for the sinks. N are the heads of a key, with `rows` rows each."""
+def _bent(scores_KNS: Tensor, form: AttentionForm, num_rows: int) -> Tensor:
+    """Return capped scores, and a last column for the sinks. N are the heads of a key, with `num_rows` rows each."""
     if form.cap:
         scores_KNS = form.cap * torch.tanh(scores_KNS / form.cap)
     if form.sinks is None:
         return scores_KNS
-    sinks_KN = form.sinks.view(len(scores_KNS), -1).repeat_interleave(rows, 1)
-    column = sinks_KN[..., None].to(scores_KNS.dtype)
-    return torch.cat((scores_KNS, column), -1)
+    sinks_KN = form.sinks.view(len(scores_KNS), -1).repeat_interleave(num_rows, 1)
+    sink_column = sinks_KN[..., None].to(scores_KNS.dtype)
+    return torch.cat((scores_KNS, sink_column), -1)
 
 
 def _columns(mask_NS: Tensor, form: AttentionForm) -> Tensor:
@@ -155,74 +158,79 @@ Shape = Tuple[int, int, int, int]  # layers, K, slots, E
 class Slots:
     """Keys and values `[layers, K, slots, E]` of the layers that have the same window, from the slot `first` on.
 
-    If `small`, they are held in 8 bits, with scales `[layers, K, slots, 1]`.
+    If `in_8_bits`, they have 8 bits, and scales `[layers, K, slots, 1]`.
     Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
     """
 
-    def __init__(self, shape: Shape, window: int, like: Tensor, small: bool = False) -> None:
+    def __init__(self, shape: Shape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
         self.shape, self.window = shape, window
-        self.like, self.small = like, small
-        self.held: list[Tensor] = []
+        self.like, self.in_8_bits = like, in_8_bits
+        self.tensors: list[Tensor] = []
         self.clear()
 
     def clear(self) -> None:
         """Free all memory but the first block."""
-        layers, heads, capacity, dim = self.shape
-        size = min(BLOCK, capacity)
-        number = torch.int8 if self.small else self.like.dtype
-        forms = [(dim, number)] * 2 + [(1, torch.float32)] * (2 if self.small else 0)
-        self.held = [self.like.new_empty(layers, heads, size, wide, dtype=dtype) for wide, dtype in forms]
+        num_layers, num_kv_heads, capacity, head_dim = self.shape
+        num_slots = min(BLOCK_SLOTS, capacity)
+        columns = [(head_dim, torch.int8 if self.in_8_bits else self.like.dtype)] * 2
+        if self.in_8_bits:
+            columns += [(1, torch.float32)] * 2  # scales
+
+        self.tensors = [self.like.new_empty(num_layers, num_kv_heads, num_slots, num_columns, dtype=dtype)
+                     for num_columns, dtype in columns]
         self.first = 0
 
-    def write(self, place: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
+    def write(self, layer_index: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
         """Store rows of a layer from the slot `start` on."""
-        rows = [k_KTE, v_KTE]
-        if self.small:
-            codes, scales = zip(*map(to_int8, rows))
-            rows = [*codes, *scales]
-        first, last = start - self.first, start - self.first + k_KTE.shape[1]
-        for held, new in zip(self.held, rows):
-            held[place, :, first:last] = new
+        new_rows = [k_KTE, v_KTE]
+        if self.in_8_bits:
+            codes, scales = zip(*map(to_int8, new_rows))
+            new_rows = [*codes, *scales]
 
-    def read(self, place: int, end: int) -> list[Tensor]:
+        begin = start - self.first
+        for tensor, new in zip(self.tensors, new_rows):
+            tensor[layer_index, :, begin:begin + k_KTE.shape[1]] = new
+
+    def read(self, layer_index: int, end: int) -> list[Tensor]:
         """Return the tensors `[K, S, *]` of a layer up to the slot `end`."""
-        return [x[place, :, :end - self.first] for x in self.held]
+        return [x[layer_index, :, :end - self.first] for x in self.tensors]
 
     def copy(self, source: Slots, length: int) -> None:
         """Copy the first `length` slots of `source`."""
         self.first = 0
         self.reserve(0, length)
-        for mine, theirs in zip(self.held, source.held):
+        for mine, theirs in zip(self.tensors, source.tensors):
             mine[:, :, :length] = theirs[:, :, :length]
 
     def move(self, source_S: Tensor, start: int) -> None:
         """Copy these slots to the slots from `start` on."""
         source_S, start = source_S - self.first, start - self.first
-        for held in self.held:
-            held[:, :, start:start + len(source_S)] = held.index_select(2, source_S)
+        for tensor in self.tensors:
+            tensor[:, :, start:start + len(source_S)] = tensor.index_select(2, source_S)
 
     def reserve(self, settled: int, end: int) -> None:
         """Allocate memory for the slots up to `end`; first drop a block of settled slots that no later row sees.
 
         The tensors grow one after the other, so that little memory is held twice.
         """
-        room = self.held[0].shape[2]
-        passed = settled + 1 - self.window - self.first
-        if self.window and passed >= BLOCK and end - self.first > room:
-            for old_KSE in (layer for held in self.held for layer in held):
-                old_KSE[:, :room - passed] = old_KSE[:, passed:].clone()
-            self.first += passed
-        needed = end - self.first
-        if needed > room:
-            size = min(self.shape[2], needed + needed // 2)
-            for number, held in enumerate(self.held):
-                self.held[number] = _longer(held, size)
+        num_slots = self.tensors[0].shape[2]
+        num_passed = settled + 1 - self.window - self.first
+        if self.window and num_passed >= BLOCK_SLOTS and end - self.first > num_slots:
+            for old_KSE in (layer for tensor in self.tensors for layer in tensor):
+                old_KSE[:, :num_slots - num_passed] = old_KSE[:, num_passed:].clone()
+            self.first += num_passed
+
+        num_needed = end - self.first
+        if num_needed > num_slots:
+            new_size = min(self.shape[2], num_needed + num_needed // 2)
+            for index, tensor in enumerate(self.tensors):
+                self.tensors[index] = _longer(tensor, new_size)
 
 
 class HeldSlots(NamedTuple):
     """Keys and values `[layers, K, S, E]`, then their scales if they have 8 bits; from the slot `first` on."""
 
-    held: Sequence[Tensor]
+    tensors: Sequence[Tensor]
     first: int = 0
 
 
@@ -245,38 +253,42 @@ class TreeCache:
     """The slots of some layers, and the visibility of rows in the tail.
 
     `windows` are the attention windows of the layers in positions, 0 for none; slots before a window are dropped.
-    Without windows nothing is dropped, and another text may reuse the beginning. A `small` cache holds 8 bits.
+    Without windows nothing is dropped, and another text may reuse the beginning. With `in_8_bits`, numbers have 8 bits.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
-                 windows: Sequence[int] = (), small: bool = False) -> None:
-        layers, heads, self.capacity, dim = self.shape = shape
+                 windows: Sequence[int] = (), in_8_bits: bool = False) -> None:
+        num_layers, num_kv_heads, self.capacity, head_dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)
-        self.windows, self.small = tuple(windows) or (0,) * layers, small
+        self.windows, self.in_8_bits = tuple(windows) or (0,) * num_layers, in_8_bits
+
         self.slots: list[Slots] = []
-        self._layers: dict[int, tuple[Slots, int]] = {}  # the slots of each layer, and its index there
+        self._slots_of_layer: dict[int, tuple[Slots, int]] = {}  # and the layer's index there
         for window in sorted(set(self.windows)):
-            alike = [layer for layer, own in enumerate(self.windows) if own == window]
-            slots = Slots((len(alike), heads, self.capacity, dim), window, self.like, small)
+            layers = [layer for layer, layer_window in enumerate(self.windows) if layer_window == window]
+            slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, in_8_bits)
             self.slots.append(slots)
-            self._layers.update((layer, (slots, place)) for place, layer in enumerate(alike))
+            self._slots_of_layer.update((layer, (slots, index)) for index, layer in enumerate(layers))
+
         self._sees = np.zeros((64, 64), dtype=bool)
         self.clear()
 
     def another(self) -> TreeCache:
         """Return an empty cache of the same shape, on the same device and of the same type."""
-        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.small)
+        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.in_8_bits)
 
     def clear(self) -> None:
         """Forget the request, and free all memory but the first block."""
         for slots in self.slots:
             slots.clear()
+
         # The additive mask. Left of `settled` it stays zero, so a step writes only the columns of the tail.
-        columns = min(BLOCK, self.capacity)
-        self._mask = for_sums(self.like.new_zeros(len(self._sees), columns))
+        num_columns = min(BLOCK_SLOTS, self.capacity)
+        self._mask = for_sums(self.like.new_zeros(len(self._sees), num_columns))
+
         self.settled = 0
         self._survivors = Survivors()
-        self._hold([])
+        self._set_tail([])
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens of the text, with which another request begins."""
@@ -308,7 +320,7 @@ class TreeCache:
     def drop(self) -> None:
         """Forget the tail."""
         self._settle_leading()
-        self._hold([])
+        self._set_tail([])
 
     def retain(self, nodes: Container[int]) -> None:
         """Forget the rows of the tail that are not among `nodes`, without settling any."""
@@ -318,7 +330,7 @@ class TreeCache:
     @property
     def bytes(self) -> int:
         """The memory of keys and values in bytes."""
-        tensors = [x for slots in self.slots for x in slots.held]
+        tensors = [x for slots in self.slots for x in slots.tensors]
         return sum(x.numel() * x.element_size() for x in tensors)
 
     @property
@@ -345,59 +357,64 @@ class TreeCache:
         """
         assert 0 <= text <= len(nodes) == len(parents), f"{text} of {len(nodes)} rows are text"
         self._settle_leading()
-        start, rows = len(self._tail), len(nodes)
-        end = self.settled + start + rows
+        start = len(self._tail)
+        tail_end = start + len(nodes)
+        end = self.settled + tail_end
         if end > self.capacity:
             raise ValueError(f"the KV cache has {self.capacity} slots and needs {end}: "
                              "raise max_length or draft fewer tokens")
-        self._grow(start + rows)
+        self._grow(tail_end)
         self._reserve(end)
-        for i, (node, parent) in enumerate(zip(nodes, parents), start):
-            above = self._place.get(parent)  # a parent that is not in the tail is settled: all see it
-            self._sees[i] = False if above is None else self._sees[above]
-            self._sees[i, i] = True
-            self._place[node] = i
+
+        # which slots of the tail each row sees
+        for index, (node, parent) in enumerate(zip(nodes, parents), start):
+            parent_index = self._index_of_node.get(parent)  # a parent that is not in the tail is settled: all see it
+            self._sees[index] = False if parent_index is None else self._sees[parent_index]
+            self._sees[index, index] = True
+            self._index_of_node[node] = index
             self._tail.append(node)
         if mutual:
-            self._sees[start + text:start + rows, start + text:start + rows] = True
+            self._sees[start + text:tail_end, start + text:tail_end] = True
         if start == 0:
-            self._leading = text
-        hidden = ~self._sees[start:start + rows, :start + rows]
-        blind = upload(torch.from_numpy(hidden), self._mask.device)
-        self._rows = rows
+            self._num_leading = text
+
+        # the mask of these rows
+        self._num_rows = len(nodes)
         self._masks: dict[tuple[int, int], Tensor] = {}  # shared by all layers with this window and size of head groups
-        tail = self._mask[:rows, self.settled:end]
-        tail.zero_()
-        tail.masked_fill_(blind, float("-inf"))
+        hidden = torch.from_numpy(~self._sees[start:tail_end, :tail_end])
+        tail_mask = self._mask[:len(nodes), self.settled:end]
+        tail_mask.zero_()
+        tail_mask.masked_fill_(upload(hidden, self._mask.device), float("-inf"))
 
     def admitted(self) -> list[AdmittedRows]:
         """Return the admitted rows, as the only request's."""
         end = len(self._tail)
-        slots = [HeldSlots(each.held, each.first) for each in self.slots]
-        return [AdmittedRows(self.settled, self._sees[end - self._rows:end, :end], slots)]
+        slots = [HeldSlots(each.tensors, each.first) for each in self.slots]
+        return [AdmittedRows(self.settled, self._sees[end - self._num_rows:end, :end], slots)]
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Store the admitted rows' keys and values in one layer; return the attention `[H, T, E]` of their queries."""
-        slots, place = self._layers[layer]
+        slots, layer_index = self._slots_of_layer[layer]
         end = self.settled + len(self._tail)
-        slots.write(place, end - self._rows, k_KTE, v_KTE)
-        group = len(q_HTE) // len(k_KTE)
-        kind = form.window, group
-        if kind not in self._masks:
-            mask = self._mask[:self._rows, slots.first:end]
-            seen = self._within(form.window, mask) if form.window else mask
-            self._masks[kind] = for_sums(seen if group == 1 else seen.repeat(group, 1))
-        return attend(q_HTE, slots.read(place, end), self._masks[kind], form)
+        slots.write(layer_index, end - self._num_rows, k_KTE, v_KTE)
+
+        group_size = len(q_HTE) // len(k_KTE)
+        mask_kind = form.window, group_size
+        if mask_kind not in self._masks:
+            mask = self._mask[:self._num_rows, slots.first:end]
+            window_mask = self._within(form.window, mask) if form.window else mask
+            self._masks[mask_kind] = for_sums(window_mask if group_size == 1 else window_mask.repeat(group_size, 1))
+        return attend(q_HTE, slots.read(layer_index, end), self._masks[mask_kind], form)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
         """Return the mask of the rows for a window. A row's position is the number of slots that it sees, less one."""
-        size = len(self._tail)
-        tail = self.settled + self._sees[:size, :size].sum(1) - 1
-        position_S = np.concatenate((np.arange(self.settled), tail))
+        tail_size = len(self._tail)
+        tail_positions = self.settled + self._sees[:tail_size, :tail_size].sum(1) - 1
+        position_S = np.concatenate((np.arange(self.settled), tail_positions))
         position_S = position_S[-mask_TS.shape[1]:]
-        far = position_S[-self._rows:, None] - position_S >= window
-        hidden = upload(torch.from_numpy(far), mask_TS.device)
+        is_too_far = position_S[-self._num_rows:, None] - position_S >= window
+        hidden = upload(torch.from_numpy(is_too_far), mask_TS.device)
         return mask_TS.masked_fill(hidden, float("-inf"))
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
@@ -412,69 +429,71 @@ class TreeCache:
         """
         self._survivors = self._survivors.newer(Survivors.after(tip, keep, horizon))
         self._settle_leading()
-        text: list[int] = []  # indices in the tail of rows that become settled
-        last = self._place.get(tip, self._place.get(parent))
-        if last is not None:
-            path = self._sees[last, :len(self._tail)]
-            text = np.flatnonzero(path).tolist()
-        wanted = set(keep).difference(self._tail[i] for i in text)
-        live = [i for i, node in enumerate(self._tail) if node in wanted or node >= horizon]
-        self._compact(text + live)
-        self._leading = len(text)
+
+        # indices in the tail: of rows that become text, and of live guesses
+        text_rows: list[int] = []
+        last_row = self._index_of_node.get(tip, self._index_of_node.get(parent))
+        if last_row is not None:
+            path = self._sees[last_row, :len(self._tail)]
+            text_rows = np.flatnonzero(path).tolist()
+        kept_nodes = set(keep).difference(self._tail[row] for row in text_rows)
+        live_rows = [row for row, node in enumerate(self._tail) if node in kept_nodes or node >= horizon]
+
+        self._compact(text_rows + live_rows)
+        self._num_leading = len(text_rows)
         self._settle_leading()
 
-    def _compact(self, order: list[int]) -> None:
-        """Move the rows `order` to the front of the tail, and drop the others; rows already in place are not copied."""
-        moved = (i for i, old in enumerate(order) if i != old)
-        first = next(moved, len(order))
-        if first < len(order):
-            source = upload(torch.tensor(order[first:]) + self.settled, self.like.device)
+    def _compact(self, rows: list[int]) -> None:
+        """Move these rows to the front of the tail, and drop the others; rows already in place are not copied."""
+        moved_rows = (index for index, row in enumerate(rows) if index != row)
+        first_moved = next(moved_rows, len(rows))
+        if first_moved < len(rows):
+            source_S = upload(torch.tensor(rows[first_moved:]) + self.settled, self.like.device)
             for slots in self.slots:
-                slots.move(source, self.settled + first)
-        sees = self._sees[np.ix_(order, order)]
-        self._sees[:len(order), :len(order)] = sees
-        self._hold([self._tail[i] for i in order])
+                slots.move(source_S, self.settled + first_moved)
+
+        self._sees[:len(rows), :len(rows)] = self._sees[np.ix_(rows, rows)]
+        self._set_tail([self._tail[row] for row in rows])
 
     def _settle_leading(self) -> None:
         """Move the border `settled` behind the settled rows at the front of the tail."""
-        count, self._leading = self._leading, 0
-        if count:
-            self._mask[:, self.settled:self.settled + count] = 0
-            self.settled += count
+        num_settled, self._num_leading = self._num_leading, 0
+        if num_settled:
+            self._mask[:, self.settled:self.settled + num_settled] = 0
+            self.settled += num_settled
             end = len(self._tail)
-            rest = self._sees[count:end, count:end].copy()
+            rest = self._sees[num_settled:end, num_settled:end].copy()
             self._sees[:len(rest), :len(rest)] = rest
-            self._hold(self._tail[count:])
+            self._set_tail(self._tail[num_settled:])
 
-    def _hold(self, tail: list[int]) -> None:
+    def _set_tail(self, tail: list[int]) -> None:
         self._tail = tail
-        self._place = {node: i for i, node in enumerate(tail)}
-        self._leading = 0
+        self._index_of_node = {node: index for index, node in enumerate(tail)}
+        self._num_leading = 0
 
     def _grow(self, size: int) -> None:
         """Make room in `sees` and in the mask for a tail, and thus a segment, of `size` rows."""
-        if size > len(self._sees):
-            old, new = len(self._sees), 2 * size
-            sees = np.zeros((new, new), dtype=bool)
-            sees[:old, :old] = self._sees
-            self._sees = sees
-            self._mask = self._mask.new_zeros(new, self._mask.shape[1])
+        old_size = len(self._sees)
+        if size > old_size:
+            old_sees, self._sees = self._sees, np.zeros((2 * size, 2 * size), dtype=bool)
+            self._sees[:old_size, :old_size] = old_sees
+            self._mask = self._mask.new_zeros(2 * size, self._mask.shape[1])
 
     def _reserve(self, end: int) -> None:
         """Allocate memory for the slots up to `end`, and for their columns of the mask."""
         for slots in self.slots:
             slots.reserve(self.settled, end)
         if end > self._mask.shape[1]:
-            size = min(self.capacity, end + end // 2)
-            self._mask = self._mask.new_zeros(len(self._mask), size)
+            num_columns = min(self.capacity, end + end // 2)
+            self._mask = self._mask.new_zeros(len(self._mask), num_columns)
 
 
-def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
-    """Return a copy with `slots` slots, of which the additional ones are uninitialized."""
-    layers, heads, held, dim = old_LKSE.shape
-    new = old_LKSE.new_empty(layers, heads, slots, dim)
-    new[:, :, :held] = old_LKSE
-    return new
+def _longer(old_LKSE: Tensor, num_slots: int) -> Tensor:
+    """Return a copy with `num_slots` slots, of which the additional ones are uninitialized."""
+    num_layers, num_kv_heads, num_old_slots, num_columns = old_LKSE.shape
+    new_LKSE = old_LKSE.new_empty(num_layers, num_kv_heads, num_slots, num_columns)
+    new_LKSE[:, :, :num_old_slots] = old_LKSE
+    return new_LKSE
 
 
 class JoinedCaches:
@@ -502,10 +521,9 @@ class JoinedCaches:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        parts = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
-        rows = zip(self._caches, *parts)
-        made = [cache.attend(layer, *own, form) for cache, *own in rows]
-        return torch.cat(made, 1)
+        rows_by_request = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
+        attended = [cache.attend(layer, *rows, form) for cache, *rows in zip(self._caches, *rows_by_request)]
+        return torch.cat(attended, 1)
 
 
 Admitted = Union[TreeCache, JoinedCaches]

@@ -17,7 +17,7 @@ from tests.tiny import CONFIG, TINY
 def _small_blocks():
     """Make caches small, so that every cache here grows several times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "BLOCK", 4)
+        patch.setattr(caches, "BLOCK_SLOTS", 4)
         yield
 
 
@@ -82,7 +82,7 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(fresh, tree, [*tree.trunk, c], text=5)
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
-    for held in zip(cache.slots[0].held, fresh.slots[0].held):
+    for held in zip(cache.slots[0].tensors, fresh.slots[0].tensors):
         got, want = (x[:, :, :6] for x in held)
         torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 
@@ -91,7 +91,7 @@ def test_settled_slots_never_move():
     tree = TokenTree(list(range(20)), max_tokens=100)
     cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(cache, tree, tree.cut())
-    before = cache.slots[0].held[0][:, :, :20].clone()
+    before = cache.slots[0].tensors[0][:, :, :20].clone()
     tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
     run(cache, tree, tree.cut())
     tree.nodes[tree.trunk[-1]].target_token = 4
@@ -99,7 +99,7 @@ def test_settled_slots_never_move():
     cache.prune(tree.tip, tree.nodes[tree.tip].parent,
                 sorted(tree.live), tree.horizon)
     assert cache.settled == 21
-    assert torch.equal(cache.slots[0].held[0][:, :, :20], before)
+    assert torch.equal(cache.slots[0].tensors[0][:, :, :20], before)
 
 
 def rows_agree(cut, whole, tree, nodes, noise):
@@ -147,12 +147,12 @@ def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it
         cache.admit([node], [max(0, node - 1)], 1)
     [slots] = cache.slots
     assert slots.first > 850
-    assert slots.held[0].shape[2] <= 1.5 * (16 + caches.BLOCK)
-    assert cache.bytes == 2 * slots.held[0].numel() * 4
+    assert slots.tensors[0].shape[2] <= 1.5 * (16 + caches.BLOCK_SLOTS)
+    assert cache.bytes == 2 * slots.tensors[0].numel() * 4
     with pytest.raises(AssertionError, match="is dropped"):
         cache.another().copy(cache, 20)
     cache.clear()
-    assert slots.first == 0 and slots.held[0].shape[2] == caches.BLOCK
+    assert slots.first == 0 and slots.tensors[0].shape[2] == caches.BLOCK_SLOTS
 
 
 def test_rows_that_a_prune_declared_dead_are_dead_on_arrival():
@@ -173,17 +173,17 @@ def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
     sizes = []
     for node in range(20):
         cache.admit([node], [max(0, node - 1)], 1)
-        sizes.append(cache.slots[0].held[0].shape[2])
+        sizes.append(cache.slots[0].tensors[0].shape[2])
     assert sizes == [4] * 4 + [7] * 3 + [12] * 5 + [19] * 7 + [20]
-    assert cache.slots[0].held[1].shape == cache.slots[0].held[0].shape
-    cache.slots[0].held[0].uniform_()  # else it holds what was in memory, perhaps NaN
+    assert cache.slots[0].tensors[1].shape == cache.slots[0].tensors[0].shape
+    cache.slots[0].tensors[0].uniform_()  # else it holds what was in memory, perhaps NaN
     another = CONFIG.cache(1, 20, TINY.lm_head.weight)
     another.copy(cache, 8)
-    got, want = (each.slots[0].held[0][:, :, :8]
+    got, want = (each.slots[0].tensors[0][:, :, :8]
                  for each in (another, cache))
     assert torch.equal(got, want)
     cache.clear()
-    assert cache.slots[0].held[0].shape[2] == 4
+    assert cache.slots[0].tensors[0].shape[2] == 4
 
 
 def test_a_full_cache_says_what_to_do():

@@ -268,7 +268,7 @@ def failing(part: int):
     admit = TreeCache.admit
 
     def full(cache, nodes, parents, text):
-        if cache.settled > 20 and cache.slots[0].held[0].shape[0] == part:
+        if cache.settled > 20 and cache.slots[0].tensors[0].shape[0] == part:
             raise ValueError("the cache is full: raise max_length")
         admit(cache, nodes, parents, text)
 

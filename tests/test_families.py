@@ -110,7 +110,7 @@ def config_class(kind):
 def _small_blocks():
     """Make blocks small, so that slots before a window are dropped early."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "BLOCK", 4)
+        patch.setattr(caches, "BLOCK_SLOTS", 4)
         yield
 
 

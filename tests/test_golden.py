@@ -122,7 +122,7 @@ def test_the_head_equals_the_original(kind):
         out = eagle.network(ids, case["hidden_states"][0],
                             torch.arange(len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
-        keys = eagle.cache.slots[0].held[0][0, :, :len(ids)]
+        keys = eagle.cache.slots[0].tensors[0][0, :, :len(ids)]
         torch.testing.assert_close(keys, case["keys"][0], atol=1e-5, rtol=1e-5)
         if kind == "eagle3":
             logits = eagle.lm_head(out[-1:])

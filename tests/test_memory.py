@@ -66,7 +66,7 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
 
 def test_behind_a_window_less_is_needed_and_taken(parts, monkeypatch):
     for module in (caches, memory):
-        monkeypatch.setattr(module, "BLOCK", 4)
+        monkeypatch.setattr(module, "BLOCK_SLOTS", 4)
     changed = {**parts[1].config, "model_type": "mistral", "sliding_window": 16, "max_position_embeddings": 9999}
     monkeypatch.setattr(Part, "config", changed)
     config = RunConfig(dtype="float32", max_length=9999)

@@ -293,7 +293,7 @@ def test_rows_that_do_not_fit_their_cache_are_refused(change):
 def test_a_cache_of_fewer_layers_is_refused():
     model = Model("llama")
     [rows] = [rows_of(model)]
-    held = [x[:1] for x in rows.slots[0].held]
+    held = [x[:1] for x in rows.slots[0].tensors]
     model.cache.admitted = lambda: [AdmittedRows(rows.settled, rows.sees, [HeldSlots(held)])]
     with pytest.raises(IndexError, match="the rows do not fit their caches"):
         model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)

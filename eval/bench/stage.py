@@ -104,7 +104,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, FormStage]:
         torch.manual_seed(1)  # after random draws of the layers' trials
         cache = stage.cache(0)
         cache.admit(text, [0, *text[:-1]], args.context)
-        for stored in cache.slots[0].held:
+        for stored in cache.slots[0].tensors:
             stored.copy_(torch.randn(stored.shape))
         made[form] = FormStage(stage, args.context, x_TD.to(like))
     return made

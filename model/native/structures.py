@@ -91,8 +91,8 @@ def request_of(admitted: AdmittedRows) -> CRequest:
     """Return the structure of a request's rows; the memory behind `admitted` must live as long."""
     slots = (CSlots * len(admitted.slots))()
     for slot, held_slots in zip(slots, admitted.slots):
-        keys_LKSE = held_slots.held[0]
-        slot.keys, slot.values, *scales = (x.data_ptr() for x in held_slots.held)
+        keys_LKSE = held_slots.tensors[0]
+        slot.keys, slot.values, *scales = (x.data_ptr() for x in held_slots.tensors)
         slot.key_scales, slot.value_scales = scales or (None, None)
         slot.layers, _, slot.room, _ = keys_LKSE.shape
         slot.first = held_slots.first
