@@ -117,10 +117,10 @@ class Member:
 
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
-        self._prints = several_hosts
+        self._prints_losses = several_hosts
         # seconds for the main thread to find a loss itself
-        self._patience = 2 * GRACE_SECONDS if several_hosts else GRACE_SECONDS / 3
-        self._linger = 0 if rank or not several_hosts else GRACE_SECONDS  # seconds for others to read the reason
+        self._loss_patience = 2 * GRACE_SECONDS if several_hosts else GRACE_SECONDS / 3
+        self._linger_seconds = 0 if rank or not several_hosts else GRACE_SECONDS  # for others to read the reason
         self._recovers = prepared.recovers  # whether all ranks connect again after a loss
 
     def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:
@@ -131,34 +131,39 @@ class Member:
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
         store = meeting.store
         self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.rank_names)
-        comes_again = door_of(store, number)[0] > 0
-        if config.trace and not comes_again:
+        is_returning = door_of(store, number)[0] > 0
+        if config.trace and not is_returning:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
-        self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        kind = FollowedMemberships if number else OpenedMemberships
+
+        # wires
+        self.wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
+        memberships_kind = FollowedMemberships if number else OpenedMemberships
         uses_sockets = config.link == "sockets"
-        peers = placement.reached(number) if uses_sockets else ()
-        self._memberships = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
+        socket_peers = placement.reached(number) if uses_sockets else ()
+        self._memberships = memberships_kind(meeting, number, self.heartbeat, socket_peers, self._prepared.patience)
         self.heartbeat.start(self.fail if self._recovers else lost)
         socket_wires: Sequence[Wire] = self._memberships.join(time.monotonic() + meeting.patience)
-        made = socket_wires if uses_sockets else self._torch_wires()
-        wires.each(lambda link: link.begin(made))
+        wires = socket_wires if uses_sockets else self._torch_wires()
+        self.wires.each(lambda link: link.begin(wires))
+
+        # the same split, and rank 0's clock
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
         check_split(spec.part, store.get("split/0").decode())
         if config.trace and number == 0:
             send_time(store, range(1, placement.world), machine())
-        elif config.trace and not comes_again:  # rank 0 sends the time at its own start only
+        elif config.trace and not is_returning:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
-        return Rank(spec, wires, self.trace, busy=self.heartbeat.busy_shares, rejoin=self.rejoin)
+
+        return Rank(spec, self.wires, self.trace, busy_shares=self.heartbeat.busy_shares, rejoin=self.rejoin)
 
     def _torch_wires(self) -> Sequence[Wire]:
         """Create wires of torch.distributed, together with all other ranks; raises PeerLost if one is lost before."""
         heartbeat = self.heartbeat
         assert heartbeat, "it finds a lost rank"
         placement, number = self._prepared.placement, self._rank
-        num_gpus = 0 if self._prints or self._prepared.config.device != "auto" else torch.cuda.device_count()
+        num_gpus = 0 if self._prints_losses or self._prepared.config.device != "auto" else torch.cuda.device_count()
         own_gpu = torch.device("cuda", number) if num_gpus >= placement.world else None
         peers_of_ranks = list(map(placement.reached, range(placement.world)))
         return unless_lost(number, lambda: torch_wires(number, peers_of_ranks, own_gpu), lambda: heartbeat.first_loss)
@@ -168,20 +173,22 @@ class Member:
         number, seconds = self._rank, self._prepared.config.recovery
         if self._memberships is None or self.wires is None or not self._recovers:
             raise loss  # which may have ended an earlier attempt
+
         try:
             self._memberships.leave(loss)
             self.wires.each(lambda link: link.end())
             self._memberships.close()
-            made = self._memberships.join(time.monotonic() + seconds)
+            new_wires = self._memberships.join(time.monotonic() + seconds)
         except BaseException as error:
-            shown = explain(error)
-            final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
+            reason = explain(error)
+            final_loss = PeerLost(reason if reason == str(loss) else f"{loss}; {reason}")
             self._recovers = False
-            self.fail(str(final))  # so that no thread waits for a message
+            self.fail(str(final_loss))  # so that no thread waits for a message
             if isinstance(error, (RuntimeError, OSError)):
-                raise final from error
+                raise final_loss from error
             raise
-        self.wires.each(lambda link: link.begin(made))
+
+        self.wires.each(lambda link: link.begin(new_wires))
         if number == 0:
             say(f"{loss}; all ranks are connected again, and answers continue", "\n")
 
@@ -214,8 +221,8 @@ class Member:
         """End the process after a loss that the heartbeat found; called on the heartbeat's thread."""
         try:
             self.fail(loss)
-            time.sleep(self._patience)
-            if self._prints:  # the main thread waits for other ranks inside a product
+            time.sleep(self._loss_patience)
+            if self._prints_losses:  # the main thread waits for other ranks inside a product
                 say(loss, "\n")
         finally:
             self._end(EXIT_LOST)
@@ -223,19 +230,20 @@ class Member:
     def give_up(self, error: BaseException) -> NoReturn:
         """End the process after its main thread has failed or found a loss."""
         show(error, self._prepared.config.debug)
-        lost = isinstance(error, PeerLost)
-        reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
-        if self._prints:
+        is_loss = isinstance(error, PeerLost)
+        reason = explain(error) if is_loss else f"rank {self._rank} failed: {explain(error)}"
+        if self._prints_losses:
             say(reason, "\n")
-        self._prints = False  # `lose` must not print another one
+        self._prints_losses = False  # `lose` must not print another one
         if self.heartbeat is not None:
             self.heartbeat.report_at_once(reason)
         elif launched():
             processes.note(reason)
-        time.sleep(self._linger)
+
+        time.sleep(self._linger_seconds)
         if isinstance(error, KeyboardInterrupt):
             self._end(EXIT_INTERRUPTED)
-        self._end(EXIT_LOST if lost else EXIT_WRONG)
+        self._end(EXIT_LOST if is_loss else EXIT_WRONG)
 
     def _end(self, code: int) -> NoReturn:
         with suppress(OSError, ValueError):
@@ -260,12 +268,13 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
     if prepared.needs_process_group:
         _begin_groups()
     world = prepared.placement.world
-    with private_folder() as place:
+    with private_folder() as folder:
         ranks = range(1, world)
-        others = processes.start_ranks(["launch.run", *words], place, world, ranks, ranks if prepared.recovers else ())
+        returning = ranks if prepared.recovers else ()
+        others = processes.start_ranks(["launch.run", *words], folder, world, ranks, returning)
         try:
-            meeting = join_beside(others, place, prepared)
-            meeting = meeting._replace(reason_against=partial(processes.lost, others, place))
+            meeting = join_beside(others, folder, prepared)
+            meeting = meeting._replace(reason_against=partial(processes.lost, others, folder))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
             others.wait(GRACE_SECONDS)
@@ -275,10 +284,10 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
 
 def command_elsewhere(words: Sequence[str]) -> str:
     """Return what a user types on the other boards; each has keys of its own, and only rank 0 needs a template."""
-    shared = [word for word in words if not word.startswith(("keys=", "template="))]
+    shared_words = [word for word in words if not word.startswith(("keys=", "template="))]
     has_keys = any(word.startswith("keys=") for word in words)
-    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if has_keys else ""
-    return f"bash run_jetson.sh {shlex.join(shared)}{own_keys}"
+    key_advice = ", with keys=FOLDER if its own keys are not in keys/" if has_keys else ""
+    return f"bash run_jetson.sh {shlex.join(shared_words)}{key_advice}"
 
 
 @contextmanager
@@ -290,22 +299,23 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
     if board.rank:
         raise ValueError(f"this board is rank {board.rank}, but requests come from rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
+
     _begin_groups()
     say(f"on each of the other boards, where run_worker.sh does not run: {command_elsewhere(resolved.words)}")
-    with ExitStack() as ends:
+    with ExitStack() as exit_stack:
         with environment_kept(*RENDEZVOUS_VARIABLES):
-            coordinator = ends.enter_context(closing(Coordinator(board, prepare)))
+            coordinator = exit_stack.enter_context(closing(Coordinator(board, prepare)))
             member = Member(coordinator.attend(resolved.keys), 0)
-            rank = ends.enter_context(_in_group(member, coordinator.connect()))
+            rank = exit_stack.enter_context(_in_group(member, coordinator.connect()))
         yield rank
 
 
 @contextmanager
 def _in_group(member: Member, meeting: Meeting) -> Iterator[Rank]:
     """Yield rank 0 in this process, connected to the others."""
-    with torch_as_it_was(), ExitStack() as ends:
-        ends.callback(leave_groups)
-        ends.callback(member.drop)
+    with torch_as_it_was(), ExitStack() as exit_stack:
+        exit_stack.callback(leave_groups)
+        exit_stack.callback(member.drop)
         rank = member.connect(meeting, member.fail)
         yield rank
         if not (member.heartbeat and member.heartbeat.first_loss):
@@ -331,11 +341,11 @@ def leave_groups() -> None:
 @contextmanager
 def environment_kept(*names: str) -> Iterator[None]:
     """Restore these environment variables at the end."""
-    before = {name: os.environ.get(name) for name in names}
+    earlier_values = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in earlier_values.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -354,29 +364,30 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     torch.empty(0, device="meta")  # the first meta tensor loads modules of torch; 2.3 hangs if threads race to do it
     config, placement = prepared.config, prepared.placement
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
-    wires = between_threads(config.cluster, placement, traces)
+    all_wires = between_threads(config.cluster, placement, traces)
 
-    def busy() -> list[float]:
-        return [each.meter.share() for each in wires]
+    def busy_shares() -> list[float]:
+        return [wires.meter.share() for wires in all_wires]
 
-    def failed(name: str, error: BaseException) -> None:
+    def on_failure(thread_name: str, error: BaseException) -> None:
         show(error, config.debug)
-        loss = error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}")
-        wires[0].each(lambda link: link.fail(loss))
+        loss = error if isinstance(error, PeerLost) else PeerLost(f"{thread_name}: {explain(error)}")
+        all_wires[0].each(lambda link: link.fail(loss))
 
     specs = map(prepared.spec, range(placement.world))
-    connected = zip(specs, wires, traces)
-    rank_0, *others = (Rank(*each, busy=busy) for each in connected)
+    parts_of_ranks = zip(specs, all_wires, traces)
+    rank_0, *others = (Rank(*parts, busy_shares=busy_shares) for parts in parts_of_ranks)
     with torch_as_it_was():
-        threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, failed) for rank in others]
+        threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, on_failure) for rank in others]
         try:
             yield rank_0
         except BaseException:  # the others wait for messages that do not come
-            wires[0].each(lambda link: link.fail(PeerLost("rank 0 has ended early")))
+            all_wires[0].each(lambda link: link.fail(PeerLost("rank 0 has ended early")))
             raise
+
         for thread in threads:
             thread.join()
-        for own, trace in zip(wires, traces):
-            own.each(lambda link: link.close())
+        for wires, trace in zip(all_wires, traces):
+            wires.each(lambda link: link.close())
             trace.close()
         join_traces(rank_0.spec)

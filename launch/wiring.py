@@ -45,11 +45,11 @@ class Wires:
         """The first link, which receives the messages of all of them."""
         return self.links[0]
 
-    def each(self, act: Callable[[Any], object]) -> None:
-        """Call `act` with each link."""
-        fan = [] if self.fan is None else [self.fan]
-        for link in (*self.links, *fan):
-            act(link)
+    def each(self, on_link: Callable[[Any], object]) -> None:
+        """Call `on_link` with each link."""
+        fan_links = [] if self.fan is None else [self.fan]
+        for link in (*self.links, *fan_links):
+            on_link(link)
 
 
 def unknown_load() -> list[float]:
@@ -64,20 +64,20 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = unknown_load  # the share of its last seconds in which each rank worked, if known
-    restart: Callable[[bool], object] = lambda same: None  # restarts virtual time, for the same question or another
+    busy_shares: Callable[[], list[float]] = unknown_load  # how much of its last seconds each rank worked, if known
+    restart: Callable[[bool], object] = lambda same_question: None  # restarts virtual time for the next one
     rejoin: Callable[[PeerLost], None] = no_recovery  # returns when all are connected again after a loss, or raises
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring until it is stopped."""
         stage = build_stage(self.spec, self.trace, self.wires.group)
         link, fan = self.wires.link, self.wires.fan
-        source: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
+        stage_link: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
 
         while True:
             try:
                 with self.wires.meter:
-                    return run_stage(stage, source)
+                    return run_stage(stage, stage_link)
             except PeerLost as loss:
                 self.rejoin(loss)
                 stage.forget()
@@ -113,18 +113,18 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     meters = [Meter() for _ in traces]
     receives_in_order = [placement.peers(rank)[0].in_order for rank in ranks]
     inboxes = list(map(Inbox, traces, receives_in_order, meters))
-    tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
-    ends = [*inboxes, *tables.values()]
+    group_tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
+    all_ends = [*inboxes, *group_tables.values()]
 
-    def wires(rank: int) -> Wires:
+    def wires_of(rank: int) -> Wires:
         def connect(peers: Peers) -> Any:
-            return LocalLink(rank, inboxes, peers, ends)
+            return LocalLink(rank, inboxes, peers, all_ends)
 
         group_ranks = placement.group(rank)
-        group = ThreadGroup(tables[group_ranks], group_ranks.index(rank))
+        group = ThreadGroup(group_tables[group_ranks], group_ranks.index(rank))
         return _wires(rank, placement, connect, (cluster, traces[rank]), group, meters[rank])
 
-    return list(map(wires, ranks))
+    return list(map(wires_of, ranks))
 
 
 def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[Profile | None, NoTrace], group: Group,
@@ -132,15 +132,15 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
     """Create the wires of a rank; an emulated cluster delays its links by the wires to its peers."""
     cluster, trace = emulation
 
-    def link(peers: Peers) -> Any:
-        plain_link = connect(peers)
+    def link_to(peers: Peers) -> Any:
+        real_link = connect(peers)
         if cluster is None:
-            return plain_link
-        wire = cluster.link(rank, peers.next_ranks[0]) if peers.next_ranks else cluster
-        return SlowLink(plain_link, Pace(wire, trace=trace))
+            return real_link
+        wire_profile = cluster.link(rank, peers.next_ranks[0]) if peers.next_ranks else cluster
+        return SlowLink(real_link, Pace(wire_profile, trace=trace))
 
-    links = [link(peers) for peers in placement.peers(rank)]
-    members = placement.fan(rank)
-    fan = link(members) if members else None
+    links = [link_to(peers) for peers in placement.peers(rank)]
+    member_peers = placement.fan(rank)
+    fan = link_to(member_peers) if member_peers else None
 
     return Wires(links, fan, group, meter)

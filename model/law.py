@@ -26,27 +26,31 @@ class PathLaw:
     def __init__(self, penalties: Penalties, begin: int, grammar: Grammar | None = None) -> None:
         self._penalties, self._begin = penalties, begin
         self.follower = Follower(grammar, begin) if grammar else None
-        self._read = 0  # counted tokens of the text
-        self._text: Counter[int] = Counter()  # counts in prompt and answer
-        self._answer: Counter[int] = Counter()  # counts in the answer only
+        self._num_counted = 0  # tokens of the text
+        self._text_counts: Counter[int] = Counter()  # in prompt and answer
+        self._answer_counts: Counter[int] = Counter()
 
     def shaped(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor,
-               known_V: Tensor | None = None) -> Tensor:
-        """Return the changed logits of these nodes, tip or guesses; `known_V` are the columns' tokens, if not all."""
-        exact = torch.promote_types(logits_TV.dtype, torch.float32)
-        logits_TV = logits_TV.to(exact, copy=True)
+               column_token_V: Tensor | None = None) -> Tensor:
+        """Return the changed logits of these nodes, tip or guesses; not all tokens have a column in some drafts."""
+        exact_dtype = torch.promote_types(logits_TV.dtype, torch.float32)
+        logits_TV = logits_TV.to(exact_dtype, copy=True)
+
+        # biases and penalties
         if self._penalties.bias:
-            tokens, values = zip(*self._penalties.bias)
-            place, columns = _columns(tokens, known_V, logits_TV)
-            logits_TV[:, columns] += logits_TV.new_tensor(values)[place]
+            tokens, biases = zip(*self._penalties.bias)
+            present, columns = _columns(tokens, column_token_V, logits_TV)
+            logits_TV[:, columns] += logits_TV.new_tensor(biases)[present]
         if self._penalties.counts:
-            self._penalize(logits_TV, [path_below(tree, node) for node in nodes], tree, known_V)
+            self._penalize(logits_TV, [path_below(tree, node) for node in nodes], tree, column_token_V)
+
+        # the grammar
         if self.follower is None:
             return logits_TV
-        size = logits_TV.shape[-1] if known_V is None else int(known_V.max()) + 1
+        size = logits_TV.shape[-1] if column_token_V is None else int(column_token_V.max()) + 1
         allowed_TV = torch.from_numpy(self.follower.mask(tree, nodes, size)).to(logits_TV.device)
-        if known_V is not None:
-            allowed_TV = allowed_TV[:, known_V]
+        if column_token_V is not None:
+            allowed_TV = allowed_TV[:, column_token_V]
             allowed_TV[~allowed_TV.any(-1)] = True  # a draft without any allowed token makes useless guesses
         return logits_TV.masked_fill(~allowed_TV, float("-inf"))
 
@@ -55,32 +59,37 @@ class PathLaw:
         return self.follower is None or self.follower.allows(tree, node, token)
 
     def _penalize(self, logits_TV: Tensor, paths: Sequence[Sequence[int]], tree: TokenTree,
-                  known_V: Tensor | None) -> None:
+                  column_token_V: Tensor | None) -> None:
         """Apply the penalties to tokens that occur in the text or on the paths, in place."""
-        for node in tree.trunk[self._read:]:
+        # the text so far
+        for node in tree.trunk[self._num_counted:]:
             token = tree.nodes[node].token
-            self._text[token] += 1
-            self._answer[token] += tree.nodes[node].pos >= self._begin
-        self._read = len(tree.trunk)
+            self._text_counts[token] += 1
+            self._answer_counts[token] += tree.nodes[node].pos >= self._begin
+        self._num_counted = len(tree.trunk)
+
+        # counts in the text and on each path
         _, repetition, frequency, presence = self._penalties
-        counted = self._answer if repetition == 1 else self._text
-        tokens = list(dict.fromkeys(chain(counted, *paths)))
+        text_tokens = self._answer_counts if repetition == 1 else self._text_counts
+        tokens = list(dict.fromkeys(chain(text_tokens, *paths)))
         if not tokens:
             return
-        number = {token: column for column, token in enumerate(tokens)}
-        below_TN = np.zeros((len(paths), len(tokens)))
+        column_of_token = {token: column for column, token in enumerate(tokens)}
+        path_count_TN = np.zeros((len(paths), len(tokens)))
         for row, path in enumerate(paths):
             for token in path:
-                below_TN[row, number[token]] += 1
-        answer_N = np.array([self._answer[token] for token in tokens])
-        text_N = np.array([self._text[token] for token in tokens])
-        place, columns = _columns(tokens, known_V, logits_TV)
-        said_TN = logits_TV.new_tensor(below_TN + answer_N)[:, place]
-        seen_TN = logits_TV.new_tensor(below_TN + text_N)[:, place] > 0
-        worth_TN = logits_TV[:, columns]
-        less_TN = torch.where(worth_TN > 0, worth_TN / repetition, worth_TN * repetition)
-        worth_TN = torch.where(seen_TN, less_TN, worth_TN)
-        logits_TV[:, columns] = worth_TN - frequency * said_TN - presence * (said_TN > 0)
+                path_count_TN[row, column_of_token[token]] += 1
+        answer_count_N = np.array([self._answer_counts[token] for token in tokens])
+        text_count_N = np.array([self._text_counts[token] for token in tokens])
+
+        # penalties
+        present, columns = _columns(tokens, column_token_V, logits_TV)
+        answer_count_TN = logits_TV.new_tensor(path_count_TN + answer_count_N)[:, present]
+        is_repeated_TN = logits_TV.new_tensor(path_count_TN + text_count_N)[:, present] > 0
+        logit_TN = logits_TV[:, columns]
+        reduced_TN = torch.where(logit_TN > 0, logit_TN / repetition, logit_TN * repetition)
+        logit_TN = torch.where(is_repeated_TN, reduced_TN, logit_TN)
+        logits_TV[:, columns] = logit_TN - frequency * answer_count_TN - presence * (answer_count_TN > 0)
 
 
 def path_below(tree: TokenTree, node: int) -> list[int]:
@@ -92,13 +101,14 @@ def path_below(tree: TokenTree, node: int) -> list[int]:
     return tokens[::-1]
 
 
-def _columns(tokens: Sequence[int], known_V: Tensor | None, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+def _columns(tokens: Sequence[int], column_token_V: Tensor | None, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices of the tokens that have a column, and these columns."""
     token_N = torch.tensor(tokens, device=logits_TV.device)
-    if known_V is None:
+    if column_token_V is None:
         return torch.arange(len(tokens), device=logits_TV.device), token_N
-    last = max(int(known_V.max()), max(tokens))
-    column = torch.full((last + 1,), -1, device=logits_TV.device)
-    column[known_V] = torch.arange(len(known_V), device=logits_TV.device)
-    place = (column[token_N] >= 0).nonzero()[:, 0]
-    return place, column[token_N[place]]
+
+    last_token = max(int(column_token_V.max()), max(tokens))
+    column_of_token = torch.full((last_token + 1,), -1, device=logits_TV.device)
+    column_of_token[column_token_V] = torch.arange(len(column_token_V), device=logits_TV.device)
+    present = (column_of_token[token_N] >= 0).nonzero()[:, 0]
+    return present, column_of_token[token_N[present]]

@@ -48,12 +48,12 @@ class Chance:
 
     def pick(self, weights: Law) -> int:
         """Return the index of one of these weights, with a probability proportional to it."""
-        sums = np.cumsum(weights)
-        reached = self._random() * sums[-1]
-        place = np.searchsorted(sums, reached, side="right")
-        if place == len(sums):  # `reached` was rounded up to the whole sum
-            place = np.flatnonzero(weights)[-1]
-        return int(place)
+        cumulative = np.cumsum(weights)
+        drawn_sum = self._random() * cumulative[-1]
+        index = np.searchsorted(cumulative, drawn_sum, side="right")
+        if index == len(cumulative):  # `drawn_sum` was rounded up to the whole sum
+            index = np.flatnonzero(weights)[-1]
+        return int(index)
 
 
 Draw = Callable[[Law, int, Chance], List[int]]
@@ -72,9 +72,10 @@ def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
     Equal tokens are separate proposals, whether of one drafter or of two. After a rejected proposal, the target's law
     is replaced by the residual, in which the rejected token has no probability.
     """
-    left = list(proposals)
-    while left:
-        proposal = left.pop(chance.pick(np.ones(len(left), dtype=int)))
+    proposals_left = list(proposals)
+    while proposals_left:
+        equal_weights = np.ones(len(proposals_left), dtype=int)
+        proposal = proposals_left.pop(chance.pick(equal_weights))
         if chance.happens(acceptance(law, proposal.law, proposal.token)):
             return proposal.token
         law = residual(law, proposal.law)
@@ -83,35 +84,35 @@ def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
 
 def without_replacement(law: Law, proposals: Drawn, chance: Chance) -> int:
     """Apply EAGLE-1's rule: each drafter drew distinct tokens, each from its law without its earlier tokens."""
-    unseen: dict[str, Law] = {}  # by drafter
-    for source, token, whole in proposals:
-        drawn_from = unseen.get(source, whole)
-        if chance.happens(acceptance(law, drawn_from, token)):
+    remaining_laws: dict[str, Law] = {}  # by drafter
+    for source, token, whole_law in proposals:
+        draft_law = remaining_laws.get(source, whole_law)
+        if chance.happens(acceptance(law, draft_law, token)):
             return token
-        law = residual(law, drawn_from)
-        unseen[source] = taken_out(drawn_from, token)
+        law = residual(law, draft_law)
+        remaining_laws[source] = taken_out(draft_law, token)
     return chance.pick(law)
 
 
-def acceptance(law: Law, drawn_from: Law, token: int) -> Any:
+def acceptance(law: Law, draft_law: Law, token: int) -> Any:
     """Return min(1, p / q) for a token that was drawn from q."""
-    wanted, offered = law[token], drawn_from[token]
-    return 1 if wanted >= offered else wanted / offered
+    target_chance, draft_chance = law[token], draft_law[token]
+    return 1 if target_chance >= draft_chance else target_chance / draft_chance
 
 
-def residual(law: Law, drawn_from: Law) -> Law:
+def residual(law: Law, draft_law: Law) -> Law:
     """Return the law after a rejected proposal, norm(max(0, p - q)), or p if this is zero but for rounding."""
-    left = np.maximum(law - drawn_from, 0)
-    total = left.sum()
-    return left / total if total > 0 else law
+    excess = np.maximum(law - draft_law, 0)
+    total = excess.sum()
+    return excess / total if total > 0 else law
 
 
 def taken_out(law: Law, token: int) -> Law:
     """Return a law without one of its tokens, normalized; zeros if it had no other token."""
-    left = law.copy()
-    left[token] = 0
-    total = left.sum()
-    return left / total if total > 0 else left
+    remaining_law = law.copy()
+    remaining_law[token] = 0
+    total = remaining_law.sum()
+    return remaining_law / total if total > 0 else remaining_law
 
 
 # --- lossy arithmetic at one node -------------------------------------------------------------------------------------
@@ -138,9 +139,9 @@ def typical(law: Law, guesses: Sequence[int]) -> Law:
 
 def divergence(law: Law, target_law: Law) -> float:
     """Return the Kullback-Leibler divergence KL(law || target_law) of two laws `[V]`, in nats."""
-    possible = law > 0
-    ratios = law[possible] / target_law[possible]
-    return float((law[possible] * np.log(ratios)).sum())
+    is_possible = law > 0
+    ratios = law[is_possible] / target_law[is_possible]
+    return float((law[is_possible] * np.log(ratios)).sum())
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
@@ -183,21 +184,22 @@ def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: T
 
     A lossy rule reads the guesses below a node, and records its divergence there.
     """
-    lossy = LOSSY.get(sampler.rule)
-    judge = naive if lossy else RULES[sampler.rule].judge
+    lossy_rule = LOSSY.get(sampler.rule)
+    judge = naive if lossy_rule else RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
         raise damaged(logits_TV.dtype)
+
     tokens = []
-    for node, law_V in zip(nodes, law_TV):
-        known = tree.nodes[node]
-        if lossy:
-            lossy_law_V = lossy(law_V, list(known.children))
-            known.divergence = divergence(lossy_law_V, law_V)
+    for node_id, law_V in zip(nodes, law_TV):
+        node = tree.nodes[node_id]
+        if lossy_rule:
+            lossy_law_V = lossy_rule(law_V, list(node.children))
+            node.divergence = divergence(lossy_law_V, law_V)
             law_V = lossy_law_V
 
-        proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
-        chance = Chance(stream(sampler.seed, known.pos + 1, JUDGING))
+        proposals = [widened(proposal, len(law_V)) for proposal in node.drawn]
+        chance = Chance(stream(sampler.seed, node.pos + 1, JUDGING))
         tokens.append(judge(law_V, proposals, chance))
     return tokens
 
@@ -215,23 +217,23 @@ def drawing(sampler: Sampler) -> Draw | None:
     return None if sampler.matches or sampler.rule in LOSSY else RULES[sampler.rule].draw
 
 
-def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: int) -> Proposed:
-    """Draw a drafter's proposals for a position from the law of `like`; `number` identifies the drafter's stream."""
+def drawn(sampler: Sampler, like: Proposal, position: int, drafter_number: int, count: int) -> Proposed:
+    """Draw a drafter's proposals for a position from the law of `like`; each drafter has a stream of its own."""
     draw = drawing(sampler)
     assert draw is not None, f"the rule {sampler.rule} draws nothing"
-    chance = Chance(stream(sampler.seed, position, DRAWING, number))
+    chance = Chance(stream(sampler.seed, position, DRAWING, drafter_number))
     tokens = draw(like.law, count, chance)
     return [(like._replace(token=token), math.log(like.law[token])) for token in tokens]
 
 
-def spread(law_TV: Law, known_V: Tensor) -> Law:
+def spread(law_TV: Law, column_token_V: Tensor) -> Law:
     """Convert laws over a proposer's tokens to laws over the target's, up to the proposer's last token."""
-    all_TV = np.zeros((len(law_TV), int(known_V.max()) + 1))
-    all_TV[:, known_V.cpu().numpy()] = law_TV
-    return all_TV
+    wide_law_TV = np.zeros((len(law_TV), int(column_token_V.max()) + 1))
+    wide_law_TV[:, column_token_V.cpu().numpy()] = law_TV
+    return wide_law_TV
 
 
-def widened(proposal: Proposal, size: int) -> Proposal:
-    """Return the proposal with its law padded to `size` tokens, since its proposer may know fewer."""
-    law = np.pad(proposal.law, (0, size - len(proposal.law)))
+def widened(proposal: Proposal, vocab_size: int) -> Proposal:
+    """Return the proposal with its law padded to `vocab_size` tokens, since its proposer may know fewer."""
+    law = np.pad(proposal.law, (0, vocab_size - len(proposal.law)))
     return proposal._replace(law=law)

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NONE = -1  # in place of a token for logits that are not finite
+NO_TOKEN = -1  # for logits that are not finite
 NOISE, JUDGING, DRAWING = 0, 1, 2  # purposes of random streams
 
 
-def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
-    """Return the error for logits with NaN or infinity, with the likely cause, which is `otherwise` but for float16."""
-    cause = otherwise if dtype != torch.float16 else (
+def not_finite(model_name: str, dtype: torch.dtype, likely_cause: str) -> ValueError:
+    """Return the error for logits with NaN or infinity, with their likely cause, which is another one for float16."""
+    cause = likely_cause if dtype != torch.float16 else (
         "float16 ends at 65504, which some models exceed: add dtype=bfloat16, or dtype=float32 if that is unsupported")
-    return ValueError(f"the {whose}'s logits are not finite (NaN or infinity); {cause}")
+    return ValueError(f"the {model_name}'s logits are not finite (NaN or infinity); {cause}")
 
 
 def damaged(dtype: torch.dtype) -> ValueError:
@@ -30,11 +30,10 @@ def damaged(dtype: torch.dtype) -> ValueError:
                       "(python split_and_save_models.py --check FOLDER), or split it again")
 
 
-def stream(seed: int, position: int, purpose: int,
-           who: int = 0) -> np.random.Generator:
-    """Return the random stream of (seed, position, purpose, who); no two streams share numbers."""
+def stream(seed: int, position: int, purpose: int, drafter_number: int = 0) -> np.random.Generator:
+    """Return the random stream of these four numbers; no two streams share numbers."""
     key = np.array([seed, position], dtype=np.uint64)  # without dtype, numpy converts 2**63 and more to floats
-    counter = np.array([0, 0, who, purpose], dtype=np.uint64)
+    counter = np.array([0, 0, drafter_number, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
@@ -49,18 +48,22 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
          min_p: float = 0.0) -> Tensor:
     """Apply temperature, top-k (0: off), top-p (1: off) and min-p (0: off), in this order as Hugging Face does."""
     logits_TV = logits_TV / temperature
+
     if 0 < top_k < logits_TV.shape[-1]:
-        weakest = logits_TV.topk(top_k, -1).values[:, -1:]
-        logits_TV = logits_TV.masked_fill(logits_TV < weakest, float("-inf"))
+        min_logit = logits_TV.topk(top_k, -1).values[:, -1:]
+        logits_TV = logits_TV.masked_fill(logits_TV < min_logit, float("-inf"))
+
     if top_p < 1.0:
-        ascending, order = logits_TV.sort(-1)
-        outside = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p
-        outside[:, -1] = False  # the likeliest token always stays
-        logits_TV = logits_TV.masked_fill(outside.scatter(1, order, outside), float("-inf"))
+        ascending_TV, order_TV = logits_TV.sort(-1)
+        is_outside_TV = ascending_TV.softmax(-1).cumsum(-1) <= 1.0 - top_p
+        is_outside_TV[:, -1] = False  # the likeliest token always stays
+        logits_TV = logits_TV.masked_fill(is_outside_TV.scatter(1, order_TV, is_outside_TV), float("-inf"))
+
     if min_p > 0.0:
-        chance_TV = logits_TV.softmax(-1)
-        least = min_p * chance_TV.max(-1, keepdim=True).values
-        logits_TV = logits_TV.masked_fill(chance_TV < least, float("-inf"))
+        probability_TV = logits_TV.softmax(-1)
+        min_probability = min_p * probability_TV.max(-1, keepdim=True).values
+        logits_TV = logits_TV.masked_fill(probability_TV < min_probability, float("-inf"))
+
     return logits_TV
 
 
@@ -116,17 +119,18 @@ class Sampler:
 
     def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the tokens at `positions`, which the rows predict; all rows are fetched from the device at once."""
-        worth_TV = logits_TV
+        noisy_TV = logits_TV
         if self.temperature > 0.0:
-            vocab = logits_TV.shape[-1]
-            noise_TV = torch.stack([gumbel(self.seed, position, vocab) for position in positions])
+            vocab_size = logits_TV.shape[-1]
+            noise_TV = torch.stack([gumbel(self.seed, position, vocab_size) for position in positions])
             warped_TV = self.warped(logits_TV)
-            worth_TV = warped_TV + noise_TV.to(warped_TV.device)
-        best = worth_TV.max(-1)  # three times as fast as argmax on a CPU
+            noisy_TV = warped_TV + noise_TV.to(warped_TV.device)
+
+        best = noisy_TV.max(-1)  # three times as fast as argmax on a CPU
         # `max` returns NaN if there is one, and minus infinity, which excludes a token, only if all tokens are excluded
-        broken_T = ~best.values.isfinite()
-        tokens: list[int] = best.indices.masked_fill(broken_T, NONE).tolist()
-        if NONE in tokens:
+        is_broken_T = ~best.values.isfinite()
+        tokens: list[int] = best.indices.masked_fill(is_broken_T, NO_TOKEN).tolist()
+        if NO_TOKEN in tokens:
             raise damaged(logits_TV.dtype)
         return tokens
 
@@ -143,14 +147,16 @@ class Logprob(NamedTuple):
 
 def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Logprob]:
     """Return each row's log-probability of a token and the likeliest ones, in float32 or finer, before `warp`."""
-    exact = torch.promote_types(logits_TV.dtype, torch.float32)
-    said_TV = logits_TV.log_softmax(-1, dtype=exact)
-    token_T = torch.tensor(tokens, device=said_TV.device)
-    chosen: list[float] = said_TV.gather(1, token_T[:, None])[:, 0].tolist()
-    best = said_TV.topk(min(likeliest, said_TV.shape[-1]), -1)
-    rows = zip(best.indices.tolist(), best.values.tolist())
-    pairs = [list(zip(*row)) for row in rows]
-    return [Logprob(*row) for row in zip(tokens, chosen, pairs)]
+    exact_dtype = torch.promote_types(logits_TV.dtype, torch.float32)
+    logprob_TV = logits_TV.log_softmax(-1, dtype=exact_dtype)
+
+    token_T = torch.tensor(tokens, device=logprob_TV.device)
+    token_logprobs: list[float] = logprob_TV.gather(1, token_T[:, None])[:, 0].tolist()
+
+    best = logprob_TV.topk(min(likeliest, logprob_TV.shape[-1]), -1)
+    best_rows = zip(best.indices.tolist(), best.values.tolist())
+    likeliest_pairs = [list(zip(*row)) for row in best_rows]
+    return [Logprob(*row) for row in zip(tokens, token_logprobs, likeliest_pairs)]
 
 
 class LogprobRequest(NamedTuple):

@@ -244,7 +244,7 @@ class Engine(RequestLoop):
         self._ping(pipeline.ring)
         if time.monotonic() - self._polled >= POLL_SECONDS:
             self._polled = time.monotonic()
-            self.figures.occupy(pipeline.rank.busy())
+            self.figures.occupy(pipeline.rank.busy_shares())
         self.figures.num_running.set(len(self._running))
         self.figures.num_waiting.set(len(self._waiting))
 
