@@ -16,12 +16,12 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_179,
-    "model": 62_827,
+    "model": 62_830,
     "pipeline": 21_439,
     "cluster": 20_482,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 40_536,
+    "launch": 40_541,
     "eval": 45_500,
     "serve": 20_496,
     "eval/dsi": 16_605,
