@@ -37,17 +37,17 @@ class Scales(NamedTuple):
     clamp: float = 0.0  # of GPT-OSS's feed-forward
 
     @staticmethod
-    def read(given: Mapping[str, Any], family: Family) -> Scales:
+    def read(fields: Mapping[str, Any], family: Family) -> Scales:
         """Read the multipliers and caps from the fields of a `config.json`."""
-        scalar = given.get("query_pre_attn_scalar")
+        query_scalar = fields.get("query_pre_attn_scalar")
         return Scales(
-            embedding=given["hidden_size"] ** 0.5 if family.scaled else given.get("embedding_multiplier") or 0.0,
-            residual=given.get("residual_multiplier") or 1.0,
-            scores=scalar ** -0.5 if scalar else given.get("attention_multiplier") or 0.0,
-            logits=given.get("logits_scaling") or 1.0,
-            score_cap=given.get("attn_logit_softcapping") or 0.0,
-            logit_cap=given.get("final_logit_softcapping") or 0.0,
-            clamp=given["swiglu_limit"] if family.clamped else 0.0)
+            embedding=fields["hidden_size"] ** 0.5 if family.scaled else fields.get("embedding_multiplier") or 0.0,
+            residual=fields.get("residual_multiplier") or 1.0,
+            scores=query_scalar ** -0.5 if query_scalar else fields.get("attention_multiplier") or 0.0,
+            logits=fields.get("logits_scaling") or 1.0,
+            score_cap=fields.get("attn_logit_softcapping") or 0.0,
+            logit_cap=fields.get("final_logit_softcapping") or 0.0,
+            clamp=fields["swiglu_limit"] if family.clamped else 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,96 +68,103 @@ class LlamaConfig:
     family: Family = FAMILIES["llama"]
     tied: bool = False  # the LM head is the embedding
     rope: str = "default"  # the kind of rotary positions
-    turned: float = 1.0  # the share of a head's dimensions that they rotate
+    rotated_share: float = 1.0  # of a head's dimensions
     windows: tuple[int, ...] = ()  # the attention window of each layer in positions, 0 for none; empty: none at all
-    unturned: tuple[bool, ...] = ()  # whether each layer has no rotary positions; empty: all have them
-    local: float = 0.0  # the `theta` of layers with a window, without scaling, if it differs
+    skips_rope: tuple[bool, ...] = ()  # whether each layer has no rotary positions; empty: all have them
+    local_theta: float = 0.0  # of layers with a window, without scaling, if it differs
     scales: Scales = Scales()
     experts: int = 0  # experts of a layer, each `intermediate` wide; 0: a single feed-forward
     chosen: int = 0  # experts that compute a row
-    renormed: bool = True  # whether the weights of these experts add up to 1
+    renorms_experts: bool = True  # whether the weights of these experts add up to 1
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
         """Read the fields of a `config.json`. Raises ValueError for a field that this decoder does not support."""
-        given = accepted(config)
-        family = FAMILIES[given["model_type"]]
-        hidden, heads = given["hidden_size"], given["num_attention_heads"]
-        context = given.get("max_position_embeddings") or 2048
-        kv_heads = given.get("num_key_value_heads") or heads
-        head_dim = given.get("head_dim") or hidden // heads
-        rope, theta = given["rope_type"], given.get("rope_theta") or 10000.0
-        scaling = {name: given[name] for name in ROTARY[rope]}
+        fields = accepted(config)
+        family = FAMILIES[fields["model_type"]]
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+
+        # rotary positions
+        context = fields.get("max_position_embeddings") or 2048
+        rope, theta = fields["rope_type"], fields.get("rope_theta") or 10000.0
+        scaling = {name: fields[name] for name in ROTARY[rope]}
         if rope in ("yarn", "longrope"):
-            more = [name for name in YARN if given.get(name) is not None]
-            scaling.update((name, given[name]) for name in more)
+            yarn_names = [name for name in YARN if fields.get(name) is not None]
+            scaling.update((name, fields[name]) for name in yarn_names)
             scaling.setdefault("original_max_position_embeddings", context)
         if rope == "longrope":  # a longer text would need other factors, from its first token on
-            trained = scaling["original_max_position_embeddings"]
-            scaling["factor"], context = context / trained, min(context, int(trained))
-        biased = given.get("attention_bias") if "attention_bias" in family.allowed else family.qkv_bias
-        wide = family.experts[1] if family.experts else "intermediate_size"
-        qkv_bias = given.get("qkv_bias", bool(biased))  # given by EAGLE heads for Qwen2
-        plain = LlamaConfig(
-            hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            intermediate=given[wide], vocab=given["vocab_size"],
-            context=context, eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
-            family=replace(family, qkv_bias=qkv_bias),
-            tied=bool(given.get("tie_word_embeddings", family.tied)), scales=Scales.read(given, family))
+            trained_context = scaling["original_max_position_embeddings"]
+            scaling["factor"], context = context / trained_context, min(context, int(trained_context))
+
+        # biases
+        has_bias = fields.get("attention_bias") if "attention_bias" in family.allowed else family.qkv_bias
+        qkv_bias = fields.get("qkv_bias", bool(has_bias))  # of EAGLE heads for Qwen2
+
+        intermediate_name = family.experts[1] if family.experts else "intermediate_size"
+        sizes = LlamaConfig(
+            hidden=hidden, layers=fields["num_hidden_layers"], heads=heads,
+            kv_heads=fields.get("num_key_value_heads") or heads, head_dim=fields.get("head_dim") or hidden // heads,
+            intermediate=fields[intermediate_name], vocab=fields["vocab_size"], context=context,
+            eps=fields["rms_norm_eps"], theta=theta)
         return replace(
-            plain, rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
-            unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
-            experts=given[family.experts[0]] if family.experts else 0,
-            chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
+            sizes, scaling=scaling, family=replace(family, qkv_bias=qkv_bias),
+            tied=bool(fields.get("tie_word_embeddings", family.tied)), scales=Scales.read(fields, family),
+            rope=rope, rotated_share=fields.get("partial_rotary_factor") or 1.0, windows=windows(fields, family),
+            skips_rope=unturned(fields), local_theta=fields.get("rope_local_base_freq") or 0.0,
+            experts=fields[family.experts[0]] if family.experts else 0,
+            chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True))
 
     def within(self, length: int) -> LlamaConfig:
         """Return the config for texts of `length` tokens; beyond its training length, longrope uses other factors."""
         if not self.family.rotary:
             return self
-        longest = self.context
+        max_context = self.context
         if self.rope == "longrope":
-            longest = round(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
-        return replace(self, context=min(length, longest))
+            max_context = round(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
+        return replace(self, context=min(length, max_context))
 
     @property
     def turns(self) -> Turns:
-        """The rotary positions of all layers without `local` ones."""
+        """The rotary positions of all layers without local ones."""
         return Turns(self.head_dim, self.context, self.theta,
-                     self.rope, self.scaling, self.turned)
+                     self.rope, self.scaling, self.rotated_share)
 
     def window(self, layer: int) -> int:
         """Return the attention window of a layer in positions; 0 for none."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
     def cache(self, layers: int, capacity: int, like: Tensor,
-              windows: Sequence[int] = (), small: bool = False) -> TreeCache:
-        """Return an empty cache for `layers` layers, on the device and in the type of `like`, or in 8 bits if `small`.
-        It drops slots before `windows`."""
+              windows: Sequence[int] = (), in_8_bits: bool = False) -> TreeCache:
+        """Return an empty cache for `layers` layers, on the device and in the type of `like`, or `in_8_bits`.
+
+        It drops slots before `windows`.
+        """
         shape = layers, self.kv_heads, capacity, self.head_dim
-        return TreeCache(shape, like.dtype, like.device, windows, small)
+        return TreeCache(shape, like.dtype, like.device, windows, in_8_bits)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, with the mean at least in float32. With `one_more`, 1 is added to the weight (Gemma)."""
+    """Root-mean-square norm, with the mean at least in float32; in Gemma with the weight plus one."""
 
-    def __init__(self, size: int, eps: float, one_more: bool = False) -> None:
+    def __init__(self, size: int, eps: float, norm_weight_plus_one: bool = False) -> None:
         super().__init__()
-        self.one_more = one_more
+        self.norm_weight_plus_one = norm_weight_plus_one
         self.weight = nn.Parameter(torch.empty(size, device="meta"), requires_grad=False)
         self.eps = eps
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        wide = for_sums(x_TD)
-        if wide.dtype in (torch.float16, torch.bfloat16):
-            wide = wide.float()
+        wide_TD = for_sums(x_TD)
+        if wide_TD.dtype in (torch.float16, torch.bfloat16):
+            wide_TD = wide_TD.float()
         if hasattr(F, "rms_norm"):  # torch from 2.4 on: the same bits, with fewer calls
-            wide = F.rms_norm(wide, wide.shape[-1:], None, self.eps)
+            normed_TD = F.rms_norm(wide_TD, wide_TD.shape[-1:], None, self.eps)
         else:
-            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        if self.one_more:
-            weight = 1 + self.weight.to(wide.dtype)
-            return (wide * weight).to(x_TD.dtype)
-        return self.weight * wide.to(x_TD.dtype)
+            normed_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + self.eps)
+
+        if self.norm_weight_plus_one:
+            weight = 1 + self.weight.to(normed_TD.dtype)
+            return (normed_TD * weight).to(x_TD.dtype)
+        return self.weight * normed_TD.to(x_TD.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -171,7 +178,7 @@ class LayerNorm(nn.LayerNorm):
 def norm(c: LlamaConfig) -> nn.Module:
     """Return a norm of a whole row, of the family's kind."""
     if c.family.rms:
-        return RMSNorm(c.hidden, c.eps, c.family.one_more)
+        return RMSNorm(c.hidden, c.eps, c.family.norm_weight_plus_one)
     return LayerNorm(c.hidden, c.eps, device="meta")
 
 
@@ -204,52 +211,60 @@ class Attention(nn.Module):
     """Attention of a segment's rows to the cache, with grouped key/value heads (GQA) if there are fewer of them;
     `number` is the layer's number in the whole model.
 
-    `fused` is a single product for the linear layers in `fusible`, concatenated, if loading has fused them.
+    `fused_product` is a single product for the linear layers in `fusible`, concatenated, if loading has fused them.
     """
 
     fusible = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, c: LlamaConfig, number: int = 0) -> None:
         super().__init__()
-        self.fused: Product | None = None
         self.head_dim = c.head_dim
-        self.turning = [c.heads, c.kv_heads]  # queries and keys
+        self.head_split = [c.heads, c.kv_heads]  # queries and keys
         self.form = AttentionForm(c.window(number), c.scales.score_cap)
+        self.query_scale = c.scales.scores * math.sqrt(c.head_dim)
         sinks = torch.empty(c.heads, device="meta")
         self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
-        self.louder = c.scales.scores * math.sqrt(c.head_dim)
-        self.wide_norms = c.family.wide_norms
+
+        # products
+        self.fused_product: Product | None = None
         self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
         self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
+
+        # norms of queries and keys
+        self.wide_norms = c.family.wide_norms
+        self.has_norms = c.family.head_norms or self.wide_norms
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        heads = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)  # heads that are normed together
-        self.normed = c.family.head_norms or self.wide_norms
-        if self.normed:
-            sizes = (count * c.head_dim for count in heads)
-            self.q_norm, self.k_norm = (RMSNorm(size, c.eps, c.family.one_more)
-                                        for size in sizes)
+        if self.has_norms:
+            heads_normed_together = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)
+            self.q_norm, self.k_norm = (RMSNorm(num_heads * c.head_dim, c.eps, c.family.norm_weight_plus_one)
+                                        for num_heads in heads_normed_together)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        if self.fused is None:
-            all_TN = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), -1)
+        # queries, keys and values
+        if self.fused_product is None:
+            qkv_TN = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), -1)
         else:
-            all_TN = self.fused(x_TD)
-        all_THE = all_TN.view(len(all_TN), -1, self.head_dim)
-        heads, kv_heads = self.turning
-        both, v = all_THE.split((heads + kv_heads, kv_heads), 1)
-        if self.normed:
-            q, k = both.split(self.turning, 1)
-            both = torch.cat((self._normed(q, self.q_norm), self._normed(k, self.k_norm)), 1)
+            qkv_TN = self.fused_product(x_TD)
+        qkv_THE = qkv_TN.view(len(qkv_TN), -1, self.head_dim)
+        num_heads, num_kv_heads = self.head_split
+        qk_THE, v_TKE = qkv_THE.split((num_heads + num_kv_heads, num_kv_heads), 1)
+
+        # norms, positions and scale
+        if self.has_norms:
+            q_THE, k_TKE = qk_THE.split(self.head_split, 1)
+            qk_THE = torch.cat((self._normed(q_THE, self.q_norm), self._normed(k_TKE, self.k_norm)), 1)
         if rotation is not None:
-            both = rotate(both, *rotation)
-        q, k = both.transpose(0, 1).split(self.turning)
-        if self.louder:
-            q = q * self.louder
+            qk_THE = rotate(qk_THE, *rotation)
+        q_HTE, k_KTE = qk_THE.transpose(0, 1).split(self.head_split)
+        if self.query_scale:
+            q_HTE = q_HTE * self.query_scale
+
+        # attention
         form = self.form if self.sinks is None else self.form._replace(sinks=self.sinks)
-        out_HTE = cache.attend(layer, q, k, v.transpose(0, 1), form)
+        out_HTE = cache.attend(layer, q_HTE, k_KTE, v_TKE.transpose(0, 1), form)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
     def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:
@@ -259,13 +274,16 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT); `fused` is as in `Attention`."""
+    """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT).
+
+    `fused_product` is as in `Attention`.
+    """
 
     fusible = ("gate_proj", "up_proj")
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.fused: Product | None = None
+        self.fused_product: Product | None = None
         self.gelu, self.clamp = c.family.gelu, c.scales.clamp
         gate = linear(c.hidden, c.intermediate, c.family.bias)
         self.gate_proj = gate if c.family.gated else None
@@ -273,12 +291,13 @@ class MLP(nn.Module):
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if self.fused is not None:
-            gate, up = self.fused(x_TD).chunk(2, -1)
+        if self.fused_product is not None:
+            gate, up = self.fused_product(x_TD).chunk(2, -1)
         elif self.gate_proj is None:
             return self.down_proj(F.relu(self.up_proj(x_TD)))
         else:
             gate, up = self.gate_proj(x_TD), self.up_proj(x_TD)
+
         if self.clamp:
             gate = gate.clamp(max=self.clamp)
             up = up.clamp(-self.clamp, self.clamp)
@@ -296,28 +315,29 @@ class Experts(nn.Module):
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.chosen, self.renormed = c.chosen, c.renormed
+        self.chosen, self.renorms_experts = c.chosen, c.renorms_experts
         self.router = linear(c.hidden, c.experts, c.family.bias)
         experts = [MLP(c) for _ in range(c.experts)]
         self.experts = nn.ModuleList(experts)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         weight_TC, expert_TC = self.route(x_TD)
-        made_TD = torch.zeros_like(x_TD)
+        out_TD = torch.zeros_like(x_TD)
         for number in expert_TC.unique().tolist():
-            rows, places = (expert_TC == number).nonzero(as_tuple=True)
-            weighted = self.experts[number](x_TD[rows]) * weight_TC[rows, places, None]
-            made_TD.index_add_(0, rows, weighted)
-        return made_TD
+            rows, choices = (expert_TC == number).nonzero(as_tuple=True)
+            weighted_TD = self.experts[number](x_TD[rows]) * weight_TC[rows, choices, None]
+            out_TD.index_add_(0, rows, weighted_TD)
+        return out_TD
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and the numbers of the experts of each row, `[T, chosen]`."""
-        logits = self.router(x_TD)
-        logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
-        if not self.renormed:
-            logits = torch.log_softmax(logits, -1)
-        best, expert_TC = logits.topk(self.chosen, -1)
-        weight_TC = torch.softmax(best, -1) if self.renormed else best.exp()
+        logit_TX = self.router(x_TD)
+        logit_TX = logit_TX.to(torch.promote_types(torch.float32, logit_TX.dtype))
+        if not self.renorms_experts:
+            logit_TX = torch.log_softmax(logit_TX, -1)
+
+        best_TC, expert_TC = logit_TX.topk(self.chosen, -1)
+        weight_TC = torch.softmax(best_TC, -1) if self.renorms_experts else best_TC.exp()
         return weight_TC.to(x_TD.dtype), expert_TC
 
 
@@ -327,23 +347,23 @@ class Layer(nn.Module):
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
-        before, after = c.family.before, c.family.after
+        norms_before, norms_after = c.family.before, c.family.after
         self.residual = c.scales.residual
-        self.input_layernorm = norm(c) if input_norm and before else nn.Identity()
+        self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
         self.self_attn = Attention(c, number)
-        self.after_attention = norm(c) if after else nn.Identity()
-        self.post_attention_layernorm = norm(c) if before else nn.Identity()
+        self.after_attention = norm(c) if norms_after else nn.Identity()
+        self.post_attention_layernorm = norm(c) if norms_before else nn.Identity()
         self.mlp = Experts(c) if c.experts else MLP(c)
-        self.after_mlp = norm(c) if after else nn.Identity()
+        self.after_mlp = norm(c) if norms_after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        made_TD = self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
-        x_TD = self.add(x_TD, self.after_attention(made_TD))
+        attended_TD = self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
+        x_TD = self.add(x_TD, self.after_attention(attended_TD))
         return self.add(x_TD, self.after_mlp(self.mlp(self.post_attention_layernorm(x_TD))))
 
-    def add(self, x_TD: Tensor, made_TD: Tensor) -> Tensor:
+    def add(self, x_TD: Tensor, out_TD: Tensor) -> Tensor:
         """Return the rows plus the scaled output of a block."""
-        return x_TD + made_TD if self.residual == 1 else x_TD + made_TD * self.residual
+        return x_TD + out_TD if self.residual == 1 else x_TD + out_TD * self.residual
 
 
 class Slice(nn.Module):
@@ -353,15 +373,15 @@ class Slice(nn.Module):
         super().__init__()
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
-        numbers = range(first, last)
-        layers = {str(number): Layer(c, number=number) for number in numbers}
-        self.layers = nn.ModuleDict(layers)
+        self.layers = nn.ModuleDict({str(number): Layer(c, number=number) for number in range(first, last)})
         self.norm = norm(c) if last == c.layers else nn.Identity()
+
+        # positions
         self.rotary = Rotary(c.turns) if c.family.rotary else None
-        local = Turns(c.head_dim, c.context, c.local)
-        self.local_rotary = Rotary(local) if c.local else None
-        learned = first == 0 and not c.family.rotary
-        self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
+        local_turns = Turns(c.head_dim, c.context, c.local_theta)
+        self.local_rotary = Rotary(local_turns) if c.local_theta else None
+        learns_positions = first == 0 and not c.family.rotary
+        self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learns_positions else None
 
     def forward(self, x: Tensor, pos_T: Tensor, cache: Rows,
                 inner: dict[int, Tensor] | None = None,
@@ -374,15 +394,19 @@ class Slice(nn.Module):
         """
         x_TD = self.embed(x, pos_T)
         tables = self.rotary, self.local_rotary
-        main, local = (table.at(pos_T, x_TD) if table else None for table in tables)
-        for place, (number, layer) in enumerate(self.layers.items()):
+        main_rotation, local_rotation = (table.at(pos_T, x_TD) if table else None for table in tables)
+
+        for cache_index, (name, layer) in enumerate(self.layers.items()):
             if not still_needed():
                 return None
-            if inner and int(number) in inner:
-                inner[int(number)] = x_TD
-            rotation = local if local and self.config.window(int(number)) else main
-            bare = self.config.unturned and self.config.unturned[int(number)]
-            x_TD = layer(x_TD, None if bare else rotation, cache, place)
+            number = int(name)
+            if inner and number in inner:
+                inner[number] = x_TD
+            rotation = local_rotation if local_rotation and self.config.window(number) else main_rotation
+            if self.config.skips_rope and self.config.skips_rope[number]:
+                rotation = None
+            x_TD = layer(x_TD, rotation, cache, cache_index)
+
         if inner and self.config.layers in inner:
             inner[self.config.layers] = x_TD
         return self.norm(x_TD)
@@ -404,16 +428,17 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype,
     The weights are converted to `dtype`, except those that their module lists as `exact`. Raises ValueError if names or
     shapes do not match.
     """
-    wanted = dict(module.named_parameters())
-    missing = sorted(set(wanted) - set(tensors))
-    extra = sorted(set(tensors) - set(wanted))
-    if missing or extra:
-        raise ValueError(f"the weights do not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
-    for name, parameter in wanted.items():
-        path, _, own = name.rpartition(".")
-        owner, tensor = module.get_submodule(path), tensors[name]
+    parameters = dict(module.named_parameters())
+    missing_names = sorted(set(parameters) - set(tensors))
+    extra_names = sorted(set(tensors) - set(parameters))
+    if missing_names or extra_names:
+        raise ValueError(f"the weights do not fit the model: missing {missing_names[:3]}, unexpected {extra_names[:3]}")
+
+    for name, parameter in parameters.items():
+        owner_path, _, attribute = name.rpartition(".")
+        owner, tensor = module.get_submodule(owner_path), tensors[name]
         if parameter.shape != tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; config.json gives {tuple(parameter.shape)}")
-        kept = own in getattr(owner, "exact", ())
-        tensor = tensor.to(device=device, dtype=tensor.dtype if kept else dtype)
-        setattr(owner, own, nn.Parameter(tensor, requires_grad=False))
+        keeps_dtype = attribute in getattr(owner, "exact", ())
+        tensor = tensor.to(device=device, dtype=tensor.dtype if keeps_dtype else dtype)
+        setattr(owner, attribute, nn.Parameter(tensor, requires_grad=False))

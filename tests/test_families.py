@@ -423,7 +423,7 @@ def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
     theirs = config_class("Llama")(**GATED, rope_scaling=scaling)
     waves, loudness = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu")
     turns = LlamaConfig.read(config_of("llama 3.1", rope_theta=10000.0, rope_scaling=scaling)).turns
-    assert Rotary(turns).loudness() == pytest.approx(loudness) and loudness > 1
+    assert Rotary(turns).attention_factor() == pytest.approx(loudness) and loudness > 1
     assert torch.allclose(Rotary(turns).frequency(), waves)
 
 

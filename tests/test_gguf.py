@@ -318,10 +318,10 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
         weights = source.read(name).float()
         if architecture in ("llama", "granite", "smollm3", "glm4") and re.search(r"\.[qk]_proj\.", name):
             heads = weights.unflatten(0, (-1, sizes.head_dim)).clone()
-            waves = heads[:, :int(sizes.head_dim * sizes.turned)]
+            waves = heads[:, :int(sizes.head_dim * sizes.rotated_share)]
             waves[:] = waves.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
             weights = heads.flatten(0, 1)
-        if sizes.family.one_more and published(name, sizes.family).endswith("norm.weight"):
+        if sizes.family.norm_weight_plus_one and published(name, sizes.family).endswith("norm.weight"):
             weights = weights + 1
         theirs = re.sub(r"\.experts\.\d+\.", ".experts.", published(name, sizes.family))
         for part, together in FUSED.get(architecture, ()):
@@ -498,7 +498,7 @@ def test_the_sharpness_of_longrope_is_read(tmp_path: Path) -> None:
             writer.add_tensor(f"rope_factors_{which}.weight", np.ones(64, np.float32))
 
     config = GgufFile(write(tmp_path / "model.gguf", "phi3", change=change)).config
-    assert Rotary(LlamaConfig.read(config).turns).loudness() == 1.25
+    assert Rotary(LlamaConfig.read(config).turns).attention_factor() == 1.25
 
 
 @pytest.mark.parametrize(("key", "value"), [

@@ -201,12 +201,12 @@ def test_products_of_the_same_rows_are_put_together_where_that_keeps_them(kind, 
     fuse(body)
     assert same(dict(body.named_parameters()), before)
     blocks = {name: getattr(body.layers["1"], name) for name in ("self_attn", "mlp")}
-    assert fused in (None, {name for name, block in blocks.items() if block.fused})
-    for block in filter(lambda block: block.fused, blocks.values()):
+    assert fused in (None, {name for name, block in blocks.items() if block.fused_product})
+    for block in filter(lambda block: block.fused_product, blocks.values()):
         parts = [getattr(block, name) for name in block.fusible]
         for rows in (1, 5, 16, MOST):
             apart = torch.cat([part(x[:rows]) for part in parts], -1)
-            torch.testing.assert_close(block.fused(x[:rows]), apart, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(block.fused_product(x[:rows]), apart, rtol=1e-9, atol=1e-9)
         starts = {part.weight.untyped_storage().data_ptr() for part in parts}
         assert len(starts) == 1, "they are views of one tensor"
 

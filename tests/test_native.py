@@ -57,11 +57,11 @@ FAMILY = {
     "qwen2": replace(SIZES, family=FAMILIES["qwen2"]),
     "qwen3": replace(SIZES, family=FAMILIES["qwen3"], kv_heads=6, head_dim=72),
     "ministral": replace(SIZES, windows=(16, 0)),
-    "phi3": replace(SIZES, turned=0.75, head_dim=16),
+    "phi3": replace(SIZES, rotated_share=0.75, head_dim=16),
     "gemma2": replace(SIZES, family=FAMILIES["gemma2"], windows=(16, 0), scales=Scales(10.2, scores=0.2, score_cap=5)),
-    "gemma3": replace(SIZES, family=FAMILIES["gemma3_text"], windows=(16, 0), local=1e3),
+    "gemma3": replace(SIZES, family=FAMILIES["gemma3_text"], windows=(16, 0), local_theta=1e3),
     "granite": replace(SIZES, family=FAMILIES["granite"], scales=Scales(12.0, residual=0.22, scores=0.05)),
-    "smollm3": replace(SIZES, unturned=(True, False)),
+    "smollm3": replace(SIZES, skips_rope=(True, False)),
 }
 KINDS = ("none", "int8", "int4")
 CLOSE = {"none": 1e-5, "int8": 0.03, "int4": 0.03}  # relative error of what the layers add; activations have 8 bits

@@ -102,7 +102,7 @@ class TPLayer(nn.Module):
         into = [name for name in INTO if getattr(block, name, None) is not None]
         products: list[nn.Module] = [getattr(block, name) for name in into]
         if self.comm.gathers:
-            block.fused = None  # type: ignore[assignment]
+            block.fused_product = None  # type: ignore[assignment]
             for name, product in zip(into, products):
                 setattr(block, name, ColumnParallel(product))
         for name in OUT:

@@ -55,7 +55,7 @@ class Family:
     before: bool = True  # attention and feed-forward read normed rows
     after: bool = False  # their output is normed before it is added
     wide_norms: bool = False  # queries and keys are normed, all heads together
-    one_more: bool = False  # the weight of a norm is the stored one plus 1
+    norm_weight_plus_one: bool = False  # the weight of a norm is the stored one plus 1
     scaled: bool = False  # the embedding is multiplied by the square root of its size
     neighbours: bool = False  # the two dimensions that rotate together are adjacent
     windows: int = 0  # default: every layer has a window but each `windows`-th; 0: every layer
@@ -91,13 +91,13 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                    defaults={"partial_rotary_factor": 0.5, "attention_bias": True}),
     "ministral": Family("MinistralForCausalLM", reads=("sliding_window", "layer_types"),
                         defaults={"sliding_window": 4096}),
-    "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
+    "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, norm_weight_plus_one=True, scaled=True,
                      gelu=True, windows=2, names=SANDWICH, allowed=GELU,
                      reads=("sliding_window", "layer_types", "query_pre_attn_scalar", "attn_logit_softcapping",
                             "final_logit_softcapping"),
                      defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
                                "final_logit_softcapping": 30.0}),
-    "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
+    "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, norm_weight_plus_one=True, scaled=True,
                           gelu=True, head_norms=True, windows=6, names=SANDWICH, defaults=GEMMA3,
                           reads=("sliding_window", "layer_types", "sliding_window_pattern", "query_pre_attn_scalar",
                                  "final_logit_softcapping", "rope_local_base_freq"),

@@ -407,7 +407,7 @@ class GgufFile:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
         if self._is_turned(name):
             weights = half_a_head_apart(weights, self._sizes.head_dim)
-        if self._sizes.family.one_more and weights.dim() == 1:  # a norm
+        if self._sizes.family.norm_weight_plus_one and weights.dim() == 1:  # a norm
             weights = weights - 1
         return weights
 

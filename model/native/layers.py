@@ -43,7 +43,7 @@ def reason_against(c: LlamaConfig, dtype: torch.dtype,
         return reason
     family = c.family
     has_basics = family.rms and family.rotary and family.gated and family.before
-    has_partial_local = c.local and c.turned != 1  # local tables have a head's full width
+    has_partial_local = c.local_theta and c.rotated_share != 1  # local tables have a head's full width
     extra_steps = family.wide_norms, family.sinks, family.clamped, c.experts, has_partial_local
     if not has_basics or any(extra_steps):
         return f"the native kernels do not compute the layers of {family.architecture}"
@@ -111,7 +111,7 @@ class NativeSlice:
 
         layer_index = number - self.layers[0]
         cache_window = cache_windows[layer_index]
-        skips_rotation = self.config.unturned and self.config.unturned[number]
+        skips_rotation = self.config.skips_rope and self.config.skips_rope[number]
         structure = CLayer(
             window=self.config.window(number),
             rotates=not skips_rotation,
@@ -136,7 +136,7 @@ class NativeSlice:
         c = self.config
         model = CModel(
             hidden=c.hidden, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim,
-            rotated=int(c.head_dim * c.turned), intermediate=c.intermediate, layers=len(self.layers),
+            rotated=int(c.head_dim * c.rotated_share), intermediate=c.intermediate, layers=len(self.layers),
             eps=c.eps, scale=c.scales.scores or c.head_dim ** -0.5,
             layer=self._structures, norm=self._weights.norm_address(self.body.norm))
         model.gelu, model.residual, model.score_cap = c.family.gelu, c.scales.residual, c.scales.score_cap

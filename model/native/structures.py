@@ -134,7 +134,7 @@ class Weights:
         """Return the address of a norm's weight; None if there is no norm."""
         if not isinstance(norm, RMSNorm):
             return None
-        return self.address(1 + norm.weight if norm.one_more else norm.weight)
+        return self.address(1 + norm.weight if norm.norm_weight_plus_one else norm.weight)
 
     def linear_weight(self, *linears: Any) -> CWeight:
         """Pack linear layers that read the same inputs as one weight."""

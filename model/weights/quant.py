@@ -322,20 +322,20 @@ def fuse(module: nn.Module) -> None:
             continue
         if all(type(part) is nn.Linear for part in parts):
             whole: dict[str, Any] = {name: _concatenate(parts, name) for name in ("weight", "bias")}
-            block.fused = partial(F.linear, **whole)  # type: ignore[assignment]
+            block.fused_product = partial(F.linear, **whole)  # type: ignore[assignment]
         elif all(isinstance(part, Int4) for part in parts) and _can_concatenate(parts):
             rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a layer's outputs in each tensor
             whole = {name: _concatenate(parts, name, dim) for name, dim in rows.items()}
-            block.fused = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
+            block.fused_product = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
 
 
 def pack(module: nn.Module, product: Packer = packed) -> None:
     """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed."""
     for block in list(module.modules()):
-        fused = vars(block).get("fused")
+        fused = vars(block).get("fused_product")
         is_plain = isinstance(fused, partial) and fused.func is F.linear
         if is_plain and (made := product(**fused.keywords)):  # type: ignore[union-attr]
-            block.fused = made
+            block.fused_product = made
             for name in block.fusible:  # type: ignore[union-attr]
                 setattr(block, name, None)
         for name, child in list(block.named_children()):

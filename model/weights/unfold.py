@@ -142,7 +142,7 @@ def _rows(make: Make, begin: int, size: int) -> Make:
 
 def _apart(c: LlamaConfig, make: Make) -> Make:
     """Reorder queries or keys so that two dimensions that rotate together are half a head apart, as in the decoder."""
-    size = int(c.head_dim * c.turned)
+    size = int(c.head_dim * c.rotated_share)
     order = [*range(0, size, 2), *range(1, size, 2)]
     order += range(size, c.head_dim)
 
