@@ -106,11 +106,13 @@ class LlamaConfig:
             kv_heads=fields.get("num_key_value_heads") or heads, head_dim=fields.get("head_dim") or hidden // heads,
             intermediate=fields[intermediate_name], vocab=fields["vocab_size"], context=context,
             eps=fields["rms_norm_eps"], theta=theta)
+        with_positions = replace(
+            sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
+            windows=windows(fields, family), skips_rope=unturned(fields),
+            local_theta=fields.get("rope_local_base_freq") or 0.0)
         return replace(
-            sizes, scaling=scaling, family=replace(family, qkv_bias=qkv_bias),
-            tied=bool(fields.get("tie_word_embeddings", family.tied)), scales=Scales.read(fields, family),
-            rope=rope, rotated_share=fields.get("partial_rotary_factor") or 1.0, windows=windows(fields, family),
-            skips_rope=unturned(fields), local_theta=fields.get("rope_local_base_freq") or 0.0,
+            with_positions, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
+            tied=bool(fields.get("tie_word_embeddings", family.tied)),
             experts=fields[family.experts[0]] if family.experts else 0,
             chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True))
 
