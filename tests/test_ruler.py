@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_179,
-    "model": 62_805,
+    "model": 62_811,
     "pipeline": 21_439,
     "cluster": 20_482,
     "tp": 5_863,
