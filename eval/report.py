@@ -71,9 +71,10 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     """
     found = read(folder)
     rows = summary.summary(found)
-    summary.save_tables(found, rows)
-    path = found.folder / "report.md"
     views = [TemperatureView(found, rows, temperature) for temperature in found.temperatures]
+    mean_rows = [by_set[MEAN] for view in views for by_set in view.rows.values() if by_set[MEAN]["answers"]]
+    summary.save_tables(found.folder, [*rows.values(), *mean_rows])
+    path = found.folder / "report.md"
     write(path, "\n".join([*_text(found, views), ""]), SPACE_REMEDY)
 
     if screen:

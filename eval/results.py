@@ -193,11 +193,12 @@ def _environment(config: EvalConfig) -> dict[str, Any]:
             versions[name] = version(name)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster, "versions": versions,
-            "machine": {"platform": platform.platform(), "cpu": _processor(), "cores": os.cpu_count(), "gpus": gpus},
-            "commit": _commit(), "config": flat(config)}
+            "machine": {"platform": platform.platform(), "cpu": processor_name(), "cores": os.cpu_count(),
+                        "gpus": gpus},
+            "commit": current_commit(), "config": flat(config)}
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return the name of the processor, on Linux from /proc/cpuinfo."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.is_file() else ""
@@ -205,7 +206,7 @@ def _processor() -> str:
     return named[1].strip() if named else platform.processor()
 
 
-def _commit() -> str | None:
+def current_commit() -> str | None:
     """Return the commit of this repository, with a + if files were changed since; None outside of git."""
     try:
         asked = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
@@ -97,11 +98,15 @@ def summary(found: ResultsFolder) -> dict[Group, Row]:
     for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
         group = (*contender, name, temperature)
         if group in found.groups:
-            own = figures(found, contender, [name], temperature)
-            origin = {"emulated": any(answer["emulated"] for answer in own["answers"]),
-                      "profile": own["answers"][0]["profile"]}
-            rows[group] = {**dict(zip(GROUP, group)), **own, **origin}
+            rows[group] = _identified(group, figures(found, contender, [name], temperature))
     return rows
+
+
+def _identified(group: Group, row: Row) -> Row:
+    """Return figures with the columns that say whose they are, and where they come from."""
+    origin = {"emulated": any(answer["emulated"] for answer in row["answers"]),
+              "profile": row["answers"][0]["profile"]}
+    return {**dict(zip(GROUP, group)), **row, **origin}
 
 
 def flat(row: Row) -> Row:
@@ -111,17 +116,17 @@ def flat(row: Row) -> Row:
     return {**row, **{f"{name}{bound}": value for name, pairs in named for bound, value in pairs}}
 
 
-def save_tables(found: ResultsFolder, rows: Mapping[Group, Row]) -> None:
+def save_tables(folder: Path, rows: Sequence[Row]) -> None:
     """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
     stages, accounts = [], []
-    for row in (rows[group] for group in found.groups):
+    for row in rows:
         stages += [{**row, "rank": rank, **used._asdict()}
                    for rank, used in row["ranks"].items()]
         if own := row["account"]:
             accounts.append({**row, **own._asdict(), "whole": own.whole})
-    save(found.folder / "summary.csv", SUMMARY, map(flat, rows.values()))
-    save(found.folder / "stages.csv", STAGES, stages)
-    save(found.folder / "account.csv", ACCOUNT, accounts)
+    save(folder / "summary.csv", SUMMARY, map(flat, rows))
+    save(folder / "stages.csv", STAGES, stages)
+    save(folder / "account.csv", ACCOUNT, accounts)
 
 
 class TemperatureView:
@@ -135,7 +140,8 @@ class TemperatureView:
         for contender in found.contenders:
             groups = {name: (*contender, name, temperature) for name in found.sets}
             own = {name: rows[group] for name, group in groups.items() if group in rows}
-            own[MEAN] = figures(found, contender, found.sets, temperature)
+            means = figures(found, contender, found.sets, temperature)
+            own[MEAN] = _identified((*contender, MEAN, temperature), means) if means["answers"] else means
             self.rows[found.label(contender)] = own
 
     def means(self, name: str) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """The tables of the pages that are older than the code that makes them.
 
 `docs/tables.csv` has a row for each table: its file or its heading in a page, the commit, date and processor that made
-it, the command that makes it again (empty: there is none any more), and the code that its figures depend on.
+it, the command that makes it again (empty: there is none any more), the file that the command writes, and the code that
+the table's figures depend on.
 """
 from __future__ import annotations
 
 import csv
+import io
 import subprocess
 from pathlib import Path
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
+from config.files import SPACE_REMEDY, write
 from config.presets import ROOT
 
 INDEX_FILE = "docs/tables.csv"
@@ -18,13 +21,18 @@ NO_COMMAND = "no command any more"
 
 
 class RecordedTable(NamedTuple):
-    """A row of the index; `code` has paths of files and folders, with spaces between."""
+    """A row of the index; `code` has paths of files and folders, with spaces between.
+
+    `source` is the table's file in the results folder of its command; empty: `make_results` cannot make it.
+    """
 
     table: str
     commit: str
     date: str
     processor: str
     command: str
+    source: str
+    minutes: str  # that the command takes on two cores
     code: str
 
 
@@ -34,8 +42,19 @@ def recorded_tables(root: Path = ROOT) -> list[RecordedTable]:
         return [RecordedTable(**row) for row in csv.DictReader(file)]
 
 
+def write_index(tables: Iterable[RecordedTable], root: Path = ROOT) -> None:
+    """Write the index."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(RecordedTable._fields)
+    writer.writerows(tables)
+    write(root / INDEX_FILE, text.getvalue(), SPACE_REMEDY)
+
+
 def num_newer_commits(table: RecordedTable, root: Path = ROOT) -> int | None:
     """Return how many commits changed the code of a table after it was made; None if git does not have its commit."""
+    if not table.commit:
+        return None
     span = f"{table.commit}..HEAD"
     query = ["git", "rev-list", "--count", span, "--", *table.code.split()]
     try:

@@ -58,7 +58,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     reporting.report(folder)
     rows = table(folder / "summary.csv")
     assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
-        (method, name, "0") for name in ("gsm8k", "qa") for method in SECONDS]
+        (method, name, "0") for name in ("gsm8k", "qa", "mean") for method in SECONDS]
     assert list(rows[0])[:3] == ["method", "draft", "set"]
     assert {"xi", "sr_naive", "sr_ar", "accepted_length", "tokens_per_miss", "ttft", "equal"} <= set(rows[0])
     for row in rows:
@@ -66,7 +66,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
         assert float(row["xi"]) == pytest.approx(32 / (3 * seconds), rel=1e-5)
         assert float(row["sr_naive"]) == 4 / seconds and float(row["sr_ar"]) == 8 / seconds
         assert (float(row["accepted_length"]), float(row["tokens_per_miss"])) == (3, 3)
-        assert (float(row["ttft"]), row["n"], row["equal"]) == (0.5, "2", "same")
+        assert (float(row["ttft"]), row["n"], row["equal"]) == (0.5, "4" if row["set"] == "mean" else "2", "same")
         assert float(row["tpt_p50"]) == pytest.approx((seconds - 1) / 15, rel=1e-5)
         assert (row["emulated"], row["profile"]) == ("true", "jetson-7b")
     assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"]
@@ -76,7 +76,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
 def test_the_ranks_have_rows_of_their_own(folder):
     reporting.report(folder)
     rows = table(folder / "stages.csv")
-    assert len(rows) == 3 * 2 * 2
+    assert len(rows) == 3 * 2 * 3
     (row,) = [row for row in rows
               if (row["method"], row["set"], row["rank"]) == ("continuous", "qa", "1")]
     assert [row[key] for key in ("computed", "waited", "other", "bytes", "rows")] == ["0.5", "0.2", "0.3", "1000", "31"]
@@ -127,7 +127,8 @@ def test_what_is_missing_is_said(folder):
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
     put(tmp_path, method="continuous", emulated=False, profile="none")
     text = reporting.report(tmp_path).read_text(encoding="utf-8")
-    (row,) = table(tmp_path / "summary.csv")
+    row, mean_row = table(tmp_path / "summary.csv")
+    assert (row["set"], mean_row["set"], row["xi"]) == ("qa", "mean", mean_row["xi"])
     assert row["sr_naive"] == row["sr_ar"] == row["equal"] == row["computed"] == row["xi_low"] == ""
     assert "| continuous | 5.00 (–) | 5.00 (–) |" in text and "env.json" in text and "speedup" not in text
 
@@ -254,7 +255,8 @@ def test_an_account_is_a_table_a_file_and_a_plot(drafted):
     text = reporting.report(drafted).read_text(encoding="utf-8")
     assert "| continuous, eagle | 100.0 | 50.0 | 200.0 | 100.0 | 50.0 | 500.0 |" in text
     assert "| continuous, eagle | – | 1.50 | 500 | 4.00 | 20.0 |" in text
-    (row,) = table(drafted / "account.csv")
+    row, mean_row = table(drafted / "account.csv")
+    assert mean_row == {**row, "set": "mean"}
     assert (row["method"], row["draft"], row["drafting"], row["lost"], row["whole"]) == (
         "continuous", "eagle", "0.1", "0.02", "0.5")
     assert (drafted / "account-t0.png").read_bytes().startswith(b"\x89PNG")

@@ -37,8 +37,8 @@ def repository(tmp_path):
 
 def write_index(folder: Path, commit: str) -> None:
     (folder / "docs").mkdir(exist_ok=True)
-    (folder / INDEX_FILE).write_text("table,commit,date,processor,command,code\n"
-                                     f'docs/a.csv,{commit},2026-01-01,any,"make, it",code/a.py code/b\n')
+    (folder / INDEX_FILE).write_text("table,commit,date,processor,command,source,minutes,code\n"
+                                     f'docs/a.csv,{commit},2026-01-01,any,"make, it",a.csv,1,code/a.py code/b\n')
 
 
 def test_a_table_is_older_once_its_code_has_changed(repository):

@@ -1,0 +1,172 @@
+"""The figures of README.md and docs/ that come from recorded tables: where each stands, and how it is computed.
+
+A claim is a pattern that occurs once in a page; each of its groups is a figure. `make_results` writes the figures, and
+a test compares them, so that no page says anything else than its table.
+"""
+from __future__ import annotations
+
+import csv
+import re
+from functools import lru_cache, partial, reduce
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+from config.files import SPACE_REMEDY, write
+from config.methods import METHODS
+from config.presets import ROOT
+
+TOY, SMOLLM2 = "docs/results/toy.csv", "docs/results/smollm2-head.csv"
+BEST_DRAFT, PAPER_HEAD = "eagle+suffix", "eagle:toy/eagle"
+CLUSTERS = ("jetson-7b", "lan-1g", "server")
+
+
+class Claim(NamedTuple):
+    """Figures of a page: a regular expression with a group for each of them, and the function that returns them."""
+
+    page: str
+    pattern: str
+    figures: Callable[[], Sequence[str]]
+
+
+class Summary:
+    """The means over the sets in a summary.csv of an evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open(encoding="utf-8", newline="") as file:
+            self._rows = {(row["method"], row["draft"], float(row["temperature"])): row
+                          for row in csv.DictReader(file) if row["set"] == "mean"}
+
+    def value(self, method: str, column: str, draft: str = BEST_DRAFT, temperature: float = 0.0) -> float:
+        """Return a figure of a method; methods that draft otherwise have one draft only."""
+        row = self._rows.get((method, draft, temperature))
+        if row is None:
+            [row] = [row for (name, _, each), row in self._rows.items() if (name, each) == (method, temperature)]
+        return float(row[column])
+
+
+@lru_cache(maxsize=None)
+def summary(path: str) -> Summary:
+    """Read a summary.csv in the repository."""
+    return Summary(ROOT / path)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+def claims() -> Iterator[Claim]:
+    """Yield all claims of the pages."""
+    yield from _claims_of_readme()
+    yield from _claims_of_results()
+    yield from _claims_of_methods()
+
+
+def _claims_of_readme() -> Iterator[Claim]:
+    yield Claim("README.md", r"method is \*\*(.*?) times as fast as plain pipelined\s+decoding\*\* on texts of a real "
+                r"model, and \*\*(.*?) times\*\*",
+                lambda: [f"{summary(path).value('streaming', 'sr_ar'):.1f}" for path in (SMOLLM2, TOY)])
+    for method in ("ar", "naive", "pipedec", "continuous", "streaming"):
+        yield Claim("README.md", rf"\| `{method}` \|[^|\n]*\| \**(.*?)\** \| \**(.*?)\** \|\n",
+                    partial(_readme_cells, method))
+
+
+def _readme_cells(method: str) -> list[str]:
+    """Return tokens per second, and the ratio to `naive` with the same draft, of both models."""
+    cells = []
+    for path in (SMOLLM2, TOY):
+        xi, naive_xi = (summary(path).value(name, "xi") for name in (method, "naive"))
+        cells.append(f"{xi:.2f} ({xi / naive_xi:.2f})")
+    return cells
+
+
+def _claims_of_results() -> Iterator[Claim]:
+    page = "docs/results.md"
+    methods = ("ar", "naive", "serial", "pruned", "pipedec", "continuous", "streaming")
+    method_patterns = (rf"\**`{name}`\s+(\S+?)\**" for name in methods)
+    yield Claim(page, r"T = 0: " + r",\s+".join(method_patterns) + r"\.\n",
+                lambda: [f"{summary(SMOLLM2).value(name, 'xi'):.2f}" for name in methods])
+    yield Claim(page, r"on every set: (\S+) times as fast as `ar` \(95 % bounds (\S+) to (\S+)\), (\S+) times as "
+                r"`naive`\s+\((\S+) to (\S+)\) and (\S+) times as `serial` \((\S+) to (\S+)\)",
+                lambda: [figure for column in ("sr_ar", "sr_naive_same", "sr_serial_same")
+                         for figure in _ratio_with_bounds("streaming", column, path=SMOLLM2)])
+
+    for method in (*methods, "dsi"):
+        yield Claim(page, rf"\| {method} \| (.*) \| (.*) \| (.*) \|\n", partial(_means_cells, method))
+    yield Claim(page, r"\| naive, `toy/eagle` \| (.*) \| 1.00 \|  \|\n",
+                lambda: [f"{summary(TOY).value('naive', 'xi', PAPER_HEAD):.2f}"])
+    yield Claim(page, r"on rank 0 `ar` waits for (\S+) of (\S+), `naive` for (\S+) of (\S+),\s+"
+                r"`continuous` for (\S+) of (\S+) and `streaming` for (\S+) of (\S+), which drafts for (\S+)\. "
+                r".*: (\S+) true\s+rows in flight, each for (\S+) ms", _account_figures)
+    yield Claim(page, r"also makes `naive` faster: (\S+) is (\S+) from the draft times (\S+) from the schedule",
+                lambda: [_ratio_with_bounds(*names)[0] for names in (
+                    ("streaming", "sr_naive"), ("naive", "sr_naive"), ("streaming", "sr_naive_same"))])
+
+
+def _ratio_with_bounds(method: str, column: str, path: str = TOY) -> list[str]:
+    """Return a ratio, and its bounds at 95 % confidence."""
+    return [f"{summary(path).value(method, column + bound):.2f}" for bound in ("", "_low", "_high")]
+
+
+def _means_cells(method: str) -> list[str]:
+    """Return tokens per second, and the ratios to `naive` with the paper's head and with the same draft."""
+    xi, naive_xi = (summary(TOY).value(name, "xi") for name in (method, "naive"))
+    ratio, low, high = _ratio_with_bounds(method, "sr_naive")
+    if method in ("ar", "naive"):  # the former has no draft, the latter is compared with itself
+        same_draft = f"{xi / naive_xi:.2f}"
+    else:
+        same_ratio, same_low, same_high = _ratio_with_bounds(method, "sr_naive_same")
+        same_draft = f"{same_ratio}, {same_low}–{same_high}"
+    return [f"{xi:.2f}", f"{ratio}, {low}–{high}", same_draft]
+
+
+def _account_figures() -> list[str]:
+    """Return milliseconds of a token on rank 0, and the rows of `streaming` in flight with the time of each."""
+    account = summary("docs/results/toy-account.csv")
+    figures: list[str] = []
+    for method, digits in (("ar", 0), ("naive", 0), ("continuous", 0), ("streaming", 1)):
+        waiting, whole = (1e3 * account.value(method, column) for column in ("waiting", "whole"))
+        figures += f"{waiting:.{digits}f}", f"{whole:.0f}"
+
+    drafting, stay = (1e3 * account.value("streaming", column) for column in ("drafting", "stay"))
+    return [*figures, f"{drafting:.0f}", f"{account.value('streaming', 'aloft'):.1f}", f"{stay:.0f}"]
+
+
+def _claims_of_methods() -> Iterator[Claim]:
+    for method in METHODS:
+        yield Claim("docs/methods.md", rf"\| `{method}` \|[^|\n]*\|[^|\n]*\|[^|\n]*\| (\d.*?) \|\n",
+                    partial(_cluster_cells, method))
+
+
+def _cluster_cells(method: str) -> list[str]:
+    """Return the ratio to plain decoding on each cluster, in one cell."""
+    ratios = (summary(f"docs/results/methods-{cluster}.csv").value(method, "sr_ar") for cluster in CLUSTERS)
+    return [", ".join(f"{ratio:.2f}" for ratio in ratios) if method != "ar" else "1.00"]
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+def rewritten(page_text: str, claim: Claim) -> str:
+    """Return a page with the figures of a claim; raises ValueError if the claim does not occur exactly once."""
+    matches = list(re.finditer(claim.pattern, page_text))
+    if len(matches) != 1:
+        raise ValueError(f"{claim.page} has {len(matches)} places that read as {claim.pattern}: there has to be one")
+
+    [match] = matches
+    pieces: list[str] = []
+    position = 0
+    for group, figure in enumerate(claim.figures(), 1):
+        pieces += page_text[position:match.start(group)], figure
+        position = match.end(group)
+    return "".join([*pieces, page_text[position:]])
+
+
+def write_figures(root: Path = ROOT) -> list[str]:
+    """Write all figures into the pages, and return the pages that have changed."""
+    changed_pages = []
+    for page, page_claims in groupby(claims(), key=attrgetter("page")):
+        old_text = (root / page).read_text(encoding="utf-8")
+        new_text = reduce(rewritten, page_claims, old_text)
+        if new_text != old_text:
+            write(root / page, new_text, SPACE_REMEDY)
+            changed_pages.append(page)
+    return changed_pages
