@@ -34,6 +34,7 @@ class Summary:
     """The means over the sets in a summary.csv of an evaluation."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         with path.open(encoding="utf-8", newline="") as file:
             self._rows = {(row["method"], row["draft"], float(row["temperature"])): row
                           for row in csv.DictReader(file) if row["set"] == "mean"}
@@ -42,7 +43,11 @@ class Summary:
         """Return a figure of a method; methods that draft otherwise have one draft only."""
         row = self._rows.get((method, draft, temperature))
         if row is None:
-            [row] = [row for (name, _, each), row in self._rows.items() if (name, each) == (method, temperature)]
+            rows = [row for (name, _, each), row in self._rows.items() if (name, each) == (method, temperature)]
+            if len(rows) != 1:
+                raise ValueError(f"{self._path} has no mean of {method} with {draft}: make it again with "
+                                 f"bash scripts/make_results.sh {self._path.relative_to(ROOT)}")
+            [row] = rows
         return float(row[column])
 
 
@@ -59,6 +64,7 @@ def claims() -> Iterator[Claim]:
     yield from _claims_of_readme()
     yield from _claims_of_results()
     yield from _claims_of_methods()
+    yield from _claims_of_requests()
 
 
 def _claims_of_readme() -> Iterator[Claim]:
@@ -81,6 +87,8 @@ def _readme_cells(method: str) -> list[str]:
 
 def _claims_of_results() -> Iterator[Claim]:
     page = "docs/results.md"
+
+    # SmolLM2
     methods = ("ar", "naive", "serial", "pruned", "pipedec", "continuous", "streaming")
     method_patterns = (rf"\**`{name}`\s+(\S+?)\**" for name in methods)
     yield Claim(page, r"T = 0: " + r",\s+".join(method_patterns) + r"\.\n",
@@ -90,6 +98,7 @@ def _claims_of_results() -> Iterator[Claim]:
                 lambda: [figure for column in ("sr_ar", "sr_naive_same", "sr_serial_same")
                          for figure in _ratio_with_bounds("streaming", column, path=SMOLLM2)])
 
+    # the toy
     for method in (*methods, "dsi"):
         yield Claim(page, rf"\| {method} \| (.*) \| (.*) \| (.*) \|\n", partial(_means_cells, method))
     yield Claim(page, r"\| naive, `toy/eagle` \| (.*) \| 1.00 \|  \|\n",
@@ -97,6 +106,10 @@ def _claims_of_results() -> Iterator[Claim]:
     yield Claim(page, r"on rank 0 `ar` waits for (\S+) of (\S+), `naive` for (\S+) of (\S+),\s+"
                 r"`continuous` for (\S+) of (\S+) and `streaming` for (\S+) of (\S+), which drafts for (\S+)\. "
                 r".*: (\S+) true\s+rows in flight, each for (\S+) ms", _account_figures)
+    yield Claim(page, r"`toy/eagle` alone (\S+) tokens/s, `toy/eagle_deep` (\S+), with `suffix` (\S+), `toy/draft_a` "
+                r"with `suffix` (\S+),\s+`suffix` alone (\S+)\.\n",
+                lambda: [f"{summary('docs/results/drafts.csv').value('streaming', 'xi', draft):.2f}" for draft in (
+                    PAPER_HEAD, "eagle", BEST_DRAFT, "model:toy/draft_a+suffix", "suffix")])
     yield Claim(page, r"also makes `naive` faster: (\S+) is (\S+) from the draft times (\S+) from the schedule",
                 lambda: [_ratio_with_bounds(*names)[0] for names in (
                     ("streaming", "sr_naive"), ("naive", "sr_naive"), ("streaming", "sr_naive_same"))])
@@ -111,6 +124,7 @@ def _means_cells(method: str) -> list[str]:
     """Return tokens per second, and the ratios to `naive` with the paper's head and with the same draft."""
     xi, naive_xi = (summary(TOY).value(name, "xi") for name in (method, "naive"))
     ratio, low, high = _ratio_with_bounds(method, "sr_naive")
+
     if method in ("ar", "naive"):  # the former has no draft, the latter is compared with itself
         same_draft = f"{xi / naive_xi:.2f}"
     else:
@@ -133,7 +147,7 @@ def _account_figures() -> list[str]:
 
 def _claims_of_methods() -> Iterator[Claim]:
     for method in METHODS:
-        yield Claim("docs/methods.md", rf"\| `{method}` \|[^|\n]*\|[^|\n]*\|[^|\n]*\| (\d.*?) \|\n",
+        yield Claim("docs/methods.md", rf"\| `{method}` \|[^|\n]*\|[^|\n]*\|[^|\n]*\| (\d[\d., ]*) \|\n",
                     partial(_cluster_cells, method))
 
 
@@ -141,6 +155,39 @@ def _cluster_cells(method: str) -> list[str]:
     """Return the ratio to plain decoding on each cluster, in one cell."""
     ratios = (summary(f"docs/results/methods-{cluster}.csv").value(method, "sr_ar") for cluster in CLUSTERS)
     return [", ".join(f"{ratio:.2f}" for ratio in ratios) if method != "ar" else "1.00"]
+
+
+def _claims_of_requests() -> Iterator[Claim]:
+    page = "docs/requests.md"
+
+    for path, cell_pattern in (("docs/requests/jetson-7b.csv", r"([\d.]+, [\d.]+ s; [\d.]+)"),
+                       ("docs/requests/smollm2.csv", r"([\d.]+, [\d.]+; [\d.]+)")):
+        unit = " s" if " s" in cell_pattern else ""
+        for rate in ("0.1", "0.4", "1.6"):
+            yield Claim(page, rf"\| {rate} " + rf"\| {cell_pattern} " * 4 + r"\|\n", partial(_load_cells, path, rate, unit))
+
+    for num_requests in ("1", "4", "16"):
+        yield Claim(page, rf"\| {num_requests} " + r"\| (\S+ \(\S+\)) " * 4 + r"\|\n",
+                    partial(_at_once_cells, num_requests))
+
+
+def _load_cells(path: str, rate: str, unit: str) -> list[str]:
+    """Return the median latency, the 95th percentile, and tokens per second of each method at a rate of arrivals."""
+    rows = [row for row in _rows_at_0(path) if row["rate"] == rate]
+    return [f"{float(row['latency']):.1f}, {float(row['latency_p95']):.1f}{unit}; {float(row['tokens_per_second']):.1f}"
+            for row in rows]
+
+
+def _at_once_cells(num_requests: str) -> list[str]:
+    """Return tokens per second of each method with this many requests at once, and the ratio to one."""
+    rows = [row for row in _rows_at_0("docs/requests/at_once.csv") if row["at_once"] == num_requests]
+    return [f"{float(row['tokens_per_second']):.1f} ({float(row['over_one']):.2f})" for row in rows]
+
+
+def _rows_at_0(path: str) -> list[dict[str, str]]:
+    """Return the rows of temperature 0 in a table of loads, methods in the order of the page."""
+    with (ROOT / path).open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if float(row["temperature"]) == 0]
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -154,9 +201,9 @@ def rewritten(page_text: str, claim: Claim) -> str:
     [match] = matches
     pieces: list[str] = []
     position = 0
-    for group, figure in enumerate(claim.figures(), 1):
-        pieces += page_text[position:match.start(group)], figure
-        position = match.end(group)
+    for group_number, figure in enumerate(claim.figures(), 1):
+        pieces += page_text[position:match.start(group_number)], figure
+        position = match.end(group_number)
     return "".join([*pieces, page_text[position:]])
 
 

@@ -4,7 +4,6 @@ Usage: python3 -m scripts.bench overhead|real_time|accidents|load|acceptance|pro
        python3 -m scripts.bench stages|layers|links [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
-       python3 -m scripts.bench tables
 
 Without a PRESET the bundled model is measured, by real_time SmolLM2.
 
@@ -31,8 +30,6 @@ planner     plans for many random clusters, each made with some questions and ju
             speed of the choice relative to the best one, and to plain decoding
 profiles    every method with every draft on every emulated cluster, in virtual time; it takes the keys of scripts.plan:
             traces=FILE keeps the record, profile=NAME takes one cluster
-tables      the tables of the pages that are older than the code that makes them, by docs/tables.csv and git; it only
-            reports
 """
 from __future__ import annotations
 
@@ -56,7 +53,6 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "specinfer": "eval.specinfer.tables:specinfer",
     "planner": "eval.plan.bench:planner",
     "profiles": "eval.plan.profiles:profiles",
-    "tables": "eval.table_ages:tables",
 }
 
 

@@ -191,7 +191,7 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
     with pytest.raises(ValueError, match="line 1 of .*qa-t0.jsonl is no answer: delete this line"):
         Results(tmp_path).open(config, 1.0)
     assert path.read_text() == '{"method": "ar"}\n'
-    assert results_module._commit() is None or len(results_module._commit()) >= 40
+    assert results_module.current_commit() is None or len(results_module.current_commit()) >= 40
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
