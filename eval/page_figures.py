@@ -164,7 +164,8 @@ def _claims_of_requests() -> Iterator[Claim]:
                        ("docs/requests/smollm2.csv", r"([\d.]+, [\d.]+; [\d.]+)")):
         unit = " s" if " s" in cell_pattern else ""
         for rate in ("0.1", "0.4", "1.6"):
-            yield Claim(page, rf"\| {rate} " + rf"\| {cell_pattern} " * 4 + r"\|\n", partial(_load_cells, path, rate, unit))
+            row_pattern = rf"\| {rate} " + rf"\| {cell_pattern} " * 4 + r"\|\n"
+            yield Claim(page, row_pattern, partial(_load_cells, path, rate, unit))
 
     for num_requests in ("1", "4", "16"):
         yield Claim(page, rf"\| {num_requests} " + r"\| (\S+ \(\S+\)) " * 4 + r"\|\n",
