@@ -50,56 +50,58 @@ from tp.shares import shares
 def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> Stage:
     """Build the stage of one rank: its layers, or its share of the layers of its `group`, and a factory of caches."""
     spec.prepare_torch()
-    sizes = spec.sizes
-    first, last = spec.part.layers
-    members = group if group is not None and group.size > 1 else None
-    body = load_layers(spec, spec.part.weights, members is not None, spec.windows)
+    sharing_group = group if group is not None and group.size > 1 else None
+    body = load_layers(spec, spec.part.weights, sharing_group is not None, spec.windows)
 
     def new_cache() -> TreeCache:
-        return body.config.cache(last - first, spec.slots, spec.like, spec.windows, spec.config.quant_kv == "int8")
+        return body.config.cache(spec.layers, spec.slots, spec.like, spec.windows, spec.config.quant_kv == "int8")
 
-    computes: Callable[..., Tensor | None] = body
-    if members is not None:
+    stage_layers: Callable[..., Tensor | None] = body
+    if sharing_group is not None:
         assert isinstance(body, Slice), "ranks share torch's layers only"
-        computes = ShardedSlice(body, _comm(spec, members, trace))
+        stage_layers = ShardedSlice(body, _comm(spec, sharing_group, trace))
     elif spec.config.cluster:
-        of_model = (last - first) / sizes.layers
-        computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests, spec.reports)
+        share_of_model = spec.layers / spec.sizes.layers
+        stage_layers = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), share_of_model)
+    return Stage(stage_layers, new_cache, trace, spec.part.own_inner, spec.config.max_requests, spec.reports)
 
 
-def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False,
+def load_layers(spec: RankSpec, source: Checkpoint, is_shared: bool = False,
                 windows: Sequence[int] = ()) -> Slice | NativeSlice:
-    """Load the rank's layers with weights from `source`; if `shared`, only this member's heads and columns of each.
+    """Load the rank's layers with weights from `source`; if `is_shared`, only this member's heads and columns of each.
 
     `windows` are those of the caches, if these drop slots.
     """
+    # empty layers
     part, sizes = spec.part, spec.sizes
-    if shared:
+    if is_shared:
         share = shares(sizes, part.shares)[part.member]
         body = empty_slice(sizes, share, *part.layers)
     else:
         body = Slice(sizes, *part.layers)
+
+    # their weights
     is_native = not spec.reason_for_torch
     probe(spec.quantizes if is_native else spec.quant, spec.dtype, spec.device)
-    held = [name for name in source.names() if name != HEAD]
-    names = {name[len("model."):]: name for name in held}
-    weights = Recast(source, names, spec.quantizes)
+    file_names = [name for name in source.names() if name != HEAD]
+    name_in_file = {name[len("model."):]: name for name in file_names}
+    weights = Recast(source, name_in_file, spec.quantizes)
     if is_native:
         native_slice = NativeSlice(body, spec.quant, weights, torch.get_num_threads(), windows)
         return_freed_memory()
         return native_slice
+
     load(body, spec.quant, weights, spec.dtype, spec.device)
-    if not shared:  # members may send rows between the parts of a product
+    if not is_shared:  # members may send rows between the parts of a product
         pack(body)
     _warn_if_unfolded(spec, body)
     return body
 
 
 def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
-    if why := unfolded(module):
+    if reason := unfolded(module):
         say(f"rank {spec.part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel "
-            f"for them here ({why})")
+            f"for them here ({reason})")
 
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
@@ -108,11 +110,12 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     cluster = spec.config.cluster
     if cluster is None:
         return comm
-    layers = cluster.layers / spec.sizes.layers
-    largest = max(spec.part.shares) / sum(spec.part.shares)
-    first = spec.part.rank - spec.part.member
-    times = Times(slowest(cluster, range(first, first + group.size)), largest, group.size)
-    return Paced(comm, Pace(cluster, trace=trace), layers, times)
+
+    layers_per_layer = cluster.layers / spec.sizes.layers  # of the modelled model, for one that is computed
+    largest_share = max(spec.part.shares) / sum(spec.part.shares)
+    first_rank = spec.part.rank - spec.part.member
+    times = Times(slowest(cluster, range(first_rank, first_rank + group.size)), largest_share, group.size)
+    return Paced(comm, Pace(cluster, trace=trace), layers_per_layer, times)
 
 
 def build_lm_head(spec: RankSpec) -> Logits:
@@ -134,6 +137,7 @@ def build_lm_head(spec: RankSpec) -> Logits:
         products = NativeProducts(torch.get_num_threads())
         lm_head.product = products.quantized(lm_head.product, kind)  # type: ignore[assignment]
         return lm_head
+
     compress(lm_head, kind, spec.dtype)
     pack(lm_head)
     _warn_if_unfolded(spec, lm_head)
@@ -143,11 +147,11 @@ def build_lm_head(spec: RankSpec) -> Logits:
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
     """Build the pipeline as rank 0 sees it, or copies of it; an emulated cluster delays the verification."""
     head = SlowHead(lm_head, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else lm_head
-    stages = len(spec.part.stages)
+    num_stages = len(spec.part.stages)
     if spec.config.replicated:
-        return Replicas(links, head, stages - 1, spec.device, trace, clock)
-    kind: Callable[..., Ring] = VirtualRing if spec.config.virtual else Ring
-    return kind(links[0], head, stages, spec.device, trace, clock)
+        return Replicas(links, head, num_stages - 1, spec.device, trace, clock)
+    ring_kind: Callable[..., Ring] = VirtualRing if spec.config.virtual else Ring
+    return ring_kind(links[0], head, num_stages, spec.device, trace, clock)
 
 
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
@@ -164,6 +168,6 @@ def sampler_of(run: RunConfig) -> Sampler:
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
     """Build the decoder of the configured method over this ring and draft, with trees as `tree` specifies."""
     method = METHODS[spec.config.pipeline_type]
-    used = NoDraft() if method.draft == "none" else draft
+    method_draft = NoDraft() if method.draft == "none" else draft
     limits = PipelineLimits(spec.context, spec.config.max_requests, spec.config.reuse)
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
+    return Decoder(ring, method_draft, STRATEGIES[method.strategy], tree, limits, passes)

@@ -87,18 +87,22 @@ class Prepared(NamedTuple):
 
 def prepare(config: RunConfig) -> Prepared:
     """Check a run, and split its model if necessary; raises ValueError, with the fix, for what cannot work."""
-    all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
+    has_all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
     device_named(config.device)
-    if all_ranks:
+    if has_all_ranks:
         _check_files(config)
-    folder = Path(config.model_dir) if config.model_dir else split_of(config, all_ranks)
+
+    # the part of this rank, or of rank 0
+    folder = Path(config.model_dir) if config.model_dir else split_of(config, has_all_ranks)
     number = int(os.environ.get("RANK", "0"))
-    own = RankSpec(config, open_part(folder, number))
-    part = own.part
-    _check_form(own)
+    spec = RankSpec(config, open_part(folder, number))
+    part = spec.part
+    _check_form(spec)
     check_ids("prompt_ids", config.ids, part.config["vocab_size"])
-    if all_ranks:
+
+    # all parts
+    if has_all_ranks:
         for rank in range(1, part.world):
             check_split(open_part(folder, rank), part.split_id)
         if config.trace:
@@ -106,92 +110,103 @@ def prepare(config: RunConfig) -> Prepared:
             forget(config.trace)  # an earlier run may have had more ranks
     elif HEAD in part.weights.names():  # rank 0 alone has these files
         _check_files(config)
-    prepared = Prepared(config, folder, own.placement, part.world, partial(open_trace, config))
+
+    prepared = Prepared(config, folder, spec.placement, part.world, partial(open_trace, config))
     _check_memory(prepared)
     return prepared
 
 
-def _check_threads(asked: int) -> None:
+def _check_threads(num_threads: int) -> None:
     """Raise ValueError for more threads than cores: they would wait for each other, and very many would crash."""
-    cores = os.cpu_count() or 1
-    if asked > cores:
-        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
-                         "less, or 0 to share them out among the ranks")
+    num_cores = os.cpu_count() or 1
+    if num_threads > num_cores:
+        raise ValueError(f"threads_per_rank={num_threads} is more than the {num_cores} cores of this machine: give "
+                         f"{num_cores} or less, or 0 to share them out among the ranks")
 
 
 def _check_form(spec: RankSpec) -> None:
     """Raise ValueError for a split of another form, or for another number of ranks, than the configuration needs."""
     config, part = spec.config, spec.part
-    held, stages = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
-    again = "split the model again into another folder"
-    if config.unpiped and stages:
-        raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: {again}, with --tp N and "
-                         "without --stages")
-    if config.replicated and not stages:
-        raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: {again}, with --stages 1")
-    if config.replicated and config.replica_stages not in (0, stages):
-        raise ValueError(f"{held}, not for copies of {config.replica_stages} stages: leave the stages out of "
-                         f"replicas=, or {again}")
-    piped = not (config.unpiped or config.replicated)
-    if piped and config.stages and not is_split_as(config.stages, part.stages):
-        raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, or {again}")
+    num_stages = len(part.stages) - 1
+    split_form = f"{part.folder.parent} is split as {part.form}"
+    split_again = "split the model again into another folder"
+
+    # methods that need another form
+    if config.unpiped and num_stages:
+        raise ValueError(f"{split_form}, but pipeline_type={config.pipeline_type} has no pipeline: {split_again}, with "
+                         "--tp N and without --stages")
+    if config.replicated and not num_stages:
+        raise ValueError(f"{split_form}, so rank 0 holds the model and there is nothing to copy: {split_again}, with "
+                         "--stages 1")
+    if config.replicated and config.replica_stages not in (0, num_stages):
+        raise ValueError(f"{split_form}, not for copies of {config.replica_stages} stages: leave the stages out of "
+                         f"replicas=, or {split_again}")
+
+    # keys that name another form
+    is_pipeline = not (config.unpiped or config.replicated)
+    if is_pipeline and config.stages and not is_split_as(config.stages, part.stages):
+        raise ValueError(f"{split_form}, not as stages={config.stages}: leave stages out, or {split_again}")
     if config.tp != "0" and config.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with tp={config.tp}: leave tp out, or {again}")
+        raise ValueError(f"{split_form}, not with tp={config.tp}: leave tp out, or {split_again}")
+
     placement = spec.placement  # of a split that can be copied
     if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
-        held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
-        raise ValueError(f"{held}: start {placement.world} ranks, rank 0 included")
+        copies = f", in {spec.copies} replicas" if spec.copies > 1 else ""
+        raise ValueError(f"{split_form}{copies}: start {placement.world} ranks, rank 0 included")
 
 
-def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
-    """Raise ValueError for token ids that the model does not have; `name` is their source, for the message."""
-    wrong = next((token for token in ids if not 0 <= token < vocab), None)
-    if wrong is not None:
-        raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
-                         "model's tokenizer")
+def check_ids(source_name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError for token ids that the model does not have; the message names their source."""
+    unknown_id = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if unknown_id is not None:
+        raise ValueError(f"{source_name} has {unknown_id}, but the model knows 0 to {vocab_size - 1} only: take ids of "
+                         "this model's tokenizer")
 
 
 def _check_memory(prepared: Prepared) -> None:
     """Raise ValueError for ranks that do not fit; a launcher leaves CUDA to its ranks, as a query takes its memory."""
-    config, own = prepared.config, os.environ.get("RANK")
+    config, this_rank = prepared.config, os.environ.get("RANK")
+    is_launcher = this_rank is None and config.processes
     specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
-    mine = [spec for spec in specs if own in (None, str(spec.part.rank))]
-    if own is None and config.processes:
-        mine = [spec for spec in mine if spec.device.type == "cpu"]
-    check_memory(specs, mine, config.debug and not (own is None and config.processes))
+    checked_specs = [spec for spec in specs if this_rank in (None, str(spec.part.rank))]
+    if is_launcher:
+        checked_specs = [spec for spec in checked_specs if spec.device.type == "cpu"]
+    check_memory(specs, checked_specs, config.debug and not is_launcher)
 
 
-def split_of(config: RunConfig, write: bool) -> Path:
-    """Return the folder of the split of a model. Write it if `write`, or if this rank's part is incomplete there."""
+def split_of(config: RunConfig, may_write: bool) -> Path:
+    """Return the folder of the split of a model. Write it if `may_write`, or if this rank's part is incomplete."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
-    missing = absent(config)
-    if missing:
-        raise ValueError(missing)
+    missing_folders = absent(config)
+    if missing_folders:
+        raise ValueError(missing_folders)
+
     stages = ""
     if not config.unpiped:
-        wanted = str(config.replica_stages or 1) if config.replicated else config.stages or "4"
-        stages = "+".join(map(str, plan_stages(wanted, Unfolded(config.base_dir))))
+        typed_stages = str(config.replica_stages or 1) if config.replicated else config.stages or "4"
+        stages = "+".join(map(str, plan_stages(typed_stages, Unfolded(config.base_dir))))
     quant = "none" if config.quant == "auto" else config.quant
-    folder = ROOT / "splits" / _name(config, stages, quant)
-    if not write:
+    folder = ROOT / "splits" / _split_name(config, stages, quant)
+    if not may_write:
         # A board may have the whole model, as toy: its part is incomplete if others write it, or a split broke off.
         with suppress(ValueError):
             open_part(folder, int(os.environ["RANK"]))
             return folder
+
     layout = Layout(quant, config.speeds)
     split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
 
 
-def _name(config: RunConfig, stages: str, quant: str) -> str:
+def _split_name(config: RunConfig, stages: str, quant: str) -> str:
     """Return the name of a split, from model, layers of each rank, members of a group, quantization and head."""
-    ranks = len(config.speeds)
-    shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
+    num_members = len(config.speeds)
+    shares = f"tp{num_members}" if config.unpiped or num_members > 1 else ""
     speeds = config.tp.replace(",", "+") if "," in config.tp else ""
-    form = "" if quant == "none" else quant
-    words = Path(config.base_dir).name, stages, shared, speeds, form, Path(config.eagle_dir).name
-    return "-".join(filter(None, words))
+    weights = "" if quant == "none" else quant
+    name_parts = Path(config.base_dir).name, stages, shares, speeds, weights, Path(config.eagle_dir).name
+    return "-".join(filter(None, name_parts))
 
 
 def part_number(rank: int, split_world: int) -> int:
@@ -205,6 +220,7 @@ def open_part(folder: Path, rank: int) -> Part:
     any_part = min(folder.glob("stage_*"), default=None)
     if any_part is not None:
         number = part_number(rank, Part(any_part).world)
+
     part = Part(folder / f"stage_{number}")
     if part.rank != number:
         raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{number} of the split there")
@@ -224,13 +240,14 @@ def _check_files(config: RunConfig) -> None:
         read(config.question_file, *config.question_range)
     if not config.output:
         return
-    output, other = Path(config.output).resolve(), "choose another output="
-    if config.question_file and output == Path(config.question_file).resolve():
-        raise ValueError(f"output={config.output} is the question file: {other}")
+
+    output_path, remedy = Path(config.output).resolve(), "choose another output="
+    if config.question_file and output_path == Path(config.question_file).resolve():
+        raise ValueError(f"output={config.output} is the question file: {remedy}")
     for folder in (config.model_dir, config.base_dir, config.eagle_dir, config.draft_dir, *config.small_models):
-        if folder and Path(folder).resolve() in output.parents:
-            raise ValueError(f"output={config.output} lies in {folder}, which the run reads: {other}")
-    check_output(config.output, other)
+        if folder and Path(folder).resolve() in output_path.parents:
+            raise ValueError(f"output={config.output} lies in {folder}, which the run reads: {remedy}")
+    check_output(config.output, remedy)
 
 
 def open_text(config: RunConfig, part: Part) -> Text | None:

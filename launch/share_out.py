@@ -28,7 +28,7 @@ def main(argv: Words) -> int:
     words = [f"{key}={raw[key]}" for key in PUSHED if key in raw]
     if "stages" not in raw:
         words.append(f"stages={stages_for(read_hosts(path), path)}")
-    print(split_of(parse(with_model(words)), write=True))
+    print(split_of(parse(with_model(words)), may_write=True))
     return 0
 
 

@@ -28,14 +28,15 @@ from tp.links import Placement
 
 def device_named(name: str, key: str = "device=") -> torch.device:
     """Return the device of this name; `auto` is CUDA if available, else the CPU. Raises ValueError if it is missing."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if count else "cpu"
+        name = "cuda" if num_gpus else "cpu"
+
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"{key}{name} is unknown: choose cpu, cuda or cuda:N")
-    there = ", ".join(f"cuda:{number}" for number in range(count)) or "none that this torch can use"
-    if name != "cpu" and int(name[len("cuda:"):] or 0) >= count:
-        raise ValueError(f"{key}{name} does not exist here (CUDA devices: {there}): choose another, or {key}cpu")
+    gpu_names = ", ".join(f"cuda:{number}" for number in range(num_gpus)) or "none that this torch can use"
+    if name != "cpu" and int(name[len("cuda:"):] or 0) >= num_gpus:
+        raise ValueError(f"{key}{name} does not exist here (CUDA devices: {gpu_names}): choose another, or {key}cpu")
     return torch.device(name)
 
 
@@ -50,8 +51,8 @@ def local_ranks(world: int) -> range:
     """Return the ranks of this machine, which load at the same time; of several hosts each has one."""
     if "RANK" not in os.environ or RENDEZVOUS in os.environ:
         return range(world)
-    own = int(os.environ["RANK"])
-    return range(own, own + 1)
+    this_rank = int(os.environ["RANK"])
+    return range(this_rank, this_rank + 1)
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,18 @@ class RankSpec:
     @property
     def windows(self) -> tuple[int, ...]:
         """The number of positions after which each layer drops keys and values; 0 for never, as with `reuse`."""
-        ours = map(self.sizes.window, range(*self.part.layers))
-        cuts = not self.config.reuse
-        return tuple(window if cuts and window < self.context else 0 for window in ours)
+        windows = map(self.sizes.window, range(*self.part.layers))
+        may_drop = not self.config.reuse
+        return tuple(window if may_drop and window < self.context else 0 for window in windows)
 
     @cached_property
     def slots(self) -> int:
         """The number of nodes that a cache holds: the text, and guesses that are live, in flight or not yet pruned."""
         tree = self.config.tree
-        ranks = len(self.part.stages)
-        grown = tree.expand.nodes + ranks * tree.idle.nodes
-        layers = ranks * max(self.config.init_topk_pipedec, tree.run)
-        return self.context + 8 * max(tree.init.nodes * self.trees_at_once, grown, layers)
+        num_ranks = len(self.part.stages)
+        expanded_nodes = tree.expand.nodes + num_ranks * tree.idle.nodes
+        layer_nodes = num_ranks * max(self.config.init_topk_pipedec, tree.run)
+        return self.context + 8 * max(tree.init.nodes * self.trees_at_once, expanded_nodes, layer_nodes)
 
     @property
     def copies(self) -> int:
@@ -121,8 +122,8 @@ class RankSpec:
         """The device on which the rank computes."""
         if self.config.device != "auto":
             return torch.device(self.config.device)
-        count = torch.cuda.device_count()
-        return torch.device(f"cuda:{self.part.rank % count}" if count else "cpu")
+        num_gpus = torch.cuda.device_count()
+        return torch.device(f"cuda:{self.part.rank % num_gpus}" if num_gpus else "cpu")
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -199,18 +200,18 @@ class RankSpec:
     def prepare_torch(self) -> None:
         """Disable gradients in this process; set torch's threads as given, or to a fair share of the cores."""
         torch.set_grad_enabled(False)
-        cores = os.cpu_count() or 1
-        fair = max(1, cores // len(local_ranks(self.placement.world)))
-        torch.set_num_threads(self.config.threads_per_rank or fair)
+        num_cores = os.cpu_count() or 1
+        fair_share = max(1, num_cores // len(local_ranks(self.placement.world)))
+        torch.set_num_threads(self.config.threads_per_rank or fair_share)
 
 
 @contextmanager
 def torch_as_it_was() -> Iterator[None]:
     """Restore torch's settings of gradients and threads at the end, since a pipeline changes both."""
-    gradients = torch.is_grad_enabled()
-    threads = torch.get_num_threads()
+    had_gradients = torch.is_grad_enabled()
+    num_threads = torch.get_num_threads()
     try:
         yield
     finally:
-        torch.set_grad_enabled(gradients)
-        torch.set_num_threads(threads)
+        torch.set_grad_enabled(had_gradients)
+        torch.set_num_threads(num_threads)

@@ -20,7 +20,7 @@ def board(monkeypatch, tmp_path, saved):
     monkeypatch.setattr(prepare, "ROOT", tmp_path)
     monkeypatch.setenv("RANK", "1")
     config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
-    return lambda: prepare.split_of(config, write=False), tmp_path / "splits" / "base-0+2+2-head"
+    return lambda: prepare.split_of(config, may_write=False), tmp_path / "splits" / "base-0+2+2-head"
 
 
 def test_a_board_waits_for_the_board_that_still_writes(board):
@@ -56,7 +56,7 @@ def test_what_is_whole_is_left_alone(board):
 
 def test_runs_with_different_heads_do_not_write_into_one_folder():
     config = RunConfig(base_dir="base")
-    names = [prepare._name(replace(config, eagle_dir=head), "0+4", "none")
+    names = [prepare._split_name(replace(config, eagle_dir=head), "0+4", "none")
              for head in ("", "deep", "other/flat")]
     assert names == ["base-0+4", "base-0+4-deep", "base-0+4-flat"]
 

@@ -22,7 +22,7 @@ def samples_of(metrics):
 def generation_of(text, foreseen, plain_tokens=0):
     """An answer to a prompt of three tokens, with the positions at which a guess in flight was right."""
     answer = Answer(3, token_ids=list(text), prefill_seconds=0.5, decode_seconds=2.0, plain_tokens=plain_tokens)
-    settled = SimpleNamespace(tree=SimpleNamespace(foreseen=foreseen))
+    settled = SimpleNamespace(tree=SimpleNamespace(accepted_positions=foreseen))
     return Generation(answer, settled, None, OFF)
 
 
