@@ -165,10 +165,10 @@ def check_ids(source_name: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 def _check_memory(prepared: Prepared) -> None:
     """Raise ValueError for ranks that do not fit; a launcher leaves CUDA to its ranks, as a query takes its memory."""
-    config, this_rank = prepared.config, os.environ.get("RANK")
-    is_launcher = this_rank is None and config.processes
+    config, environment_number = prepared.config, os.environ.get("RANK")
+    is_launcher = environment_number is None and config.processes
     specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
-    checked_specs = [spec for spec in specs if this_rank in (None, str(spec.part.rank))]
+    checked_specs = [spec for spec in specs if environment_number in (None, str(spec.part.rank))]
     if is_launcher:
         checked_specs = [spec for spec in checked_specs if spec.device.type == "cpu"]
     check_memory(specs, checked_specs, config.debug and not is_launcher)
