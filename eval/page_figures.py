@@ -17,7 +17,7 @@ from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
 from config.presets import ROOT
 
-TOY, SMOLLM2 = "docs/results/toy.csv", "docs/results/smollm2-head.csv"
+TOY, SMOLLM2, SMOLLM2_SAMPLED = (f"docs/results/{name}.csv" for name in ("toy", "smollm2-head", "smollm2-sampled"))
 BEST_DRAFT, PAPER_HEAD = "eagle+suffix", "eagle:toy/eagle"
 CLUSTERS = ("jetson-7b", "lan-1g", "server")
 
@@ -98,6 +98,14 @@ def _claims_of_results() -> Iterator[Claim]:
                 lambda: [figure for column in ("sr_ar", "sr_naive_same", "sr_serial_same")
                          for figure in _ratio_with_bounds("streaming", column, path=SMOLLM2)])
 
+    order = ("ar", "naive", "serial", "pruned", "continuous", "pipedec", "streaming")
+    yield Claim(page, r"all texts equal too: `ar` (\S+), `naive`\s+(\S+), `serial` (\S+), `pruned` (\S+), `continuous` "
+                r"(\S+), `pipedec` (\S+), \*\*`streaming` (\S+)\*\*\. That is (\S+) times as fast\s+as `ar` "
+                r"\((\S+) to (\S+)\), (\S+) times as `naive`, (\S+) times as `serial`",
+                lambda: [*(f"{summary(SMOLLM2_SAMPLED).value(name, 'xi', temperature=1.0):.2f}" for name in order),
+                         *_sampled_ratio("sr_ar"), _sampled_ratio("sr_naive_same")[0],
+                         _sampled_ratio("sr_serial_same")[0]])
+
     # the toy
     for method in (*methods, "dsi"):
         yield Claim(page, rf"\| {method} \| (.*) \| (.*) \| (.*) \|\n", partial(_means_cells, method))
@@ -115,9 +123,15 @@ def _claims_of_results() -> Iterator[Claim]:
                     ("streaming", "sr_naive"), ("naive", "sr_naive"), ("streaming", "sr_naive_same"))])
 
 
-def _ratio_with_bounds(method: str, column: str, path: str = TOY) -> list[str]:
+def _ratio_with_bounds(method: str, column: str, path: str = TOY, temperature: float = 0.0) -> list[str]:
     """Return a ratio, and its bounds at 95 % confidence."""
-    return [f"{summary(path).value(method, column + bound):.2f}" for bound in ("", "_low", "_high")]
+    columns = (f"{column}{bound}" for bound in ("", "_low", "_high"))
+    return [f"{summary(path).value(method, name, temperature=temperature):.2f}" for name in columns]
+
+
+def _sampled_ratio(column: str) -> list[str]:
+    """Return a ratio of `streaming` with SmolLM2 at temperature 1, and its bounds."""
+    return _ratio_with_bounds("streaming", column, SMOLLM2_SAMPLED, 1.0)
 
 
 def _means_cells(method: str) -> list[str]:

@@ -109,9 +109,13 @@ def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[
     def evaluate(words: Sequence[str], point_number: int) -> int | None:
         if has_failed.is_set():
             return None
-        exit_code = _with_log(words, point_number)
-        if exit_code:
-            has_failed.set()
+
+        exit_code = None
+        try:
+            exit_code = _with_log(words, point_number)
+        finally:
+            if exit_code != 0:  # or an error, as of a full disk
+                has_failed.set()
         return exit_code
 
     with ThreadPoolExecutor(num_workers) as pool:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 from config.failure import PeerLost
 from config.keys import raw_values
 from config.presets import ROOT
-from eval import points
+from eval import points, sweep
 from eval.points import LOG_NAME, evaluate_points, workers_of, write_files
 
 KEYS = ["toy", "profile=jetson-7b", "time=virtual", "methods=ar,serial", "draft=eagle", "baseline_draft=", "sets=qa",
@@ -133,18 +134,36 @@ def test_a_worker_of_a_ray_cluster_that_is_lost_again_and_again_is_named(tmp_pat
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C ends the command"
 
 
-def test_no_point_begins_after_a_failure(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [130, OSError("the disk is full")], ids=["exit code", "error"])
+def test_no_point_begins_after_a_failure(tmp_path, monkeypatch, failure):
     both, begun = Barrier(2), []
 
     def fail(words, number, log_file):
         begun.append(number)
         both.wait(60)
-        return 130
+        if isinstance(failure, OSError):
+            raise failure
+        return failure
 
     words = {f"point {number}": [f"results={tmp_path / str(number)}"] for number in range(6)}
     monkeypatch.setattr(points, "evaluate_point", fail)
-    assert evaluate_points("here", words, "2") == 130
+    with suppress(OSError):
+        assert evaluate_points("here", words, "2") == failure
     assert sorted(begun) == [1, 2]
+
+
+def test_both_forms_of_a_key_are_understood(monkeypatch, tmp_path):
+    evaluated = []
+
+    def evaluate(title, points, workers):
+        evaluated.append((workers, points))
+        return 1
+
+    monkeypatch.setattr(sweep, "evaluate_points", evaluate)
+    sweep.main(["depth", "toy", "--workers", "3", "--results", str(tmp_path)])
+    [(workers, found)] = evaluated
+    assert workers == "3"
+    assert all(raw_values(words)["results"].startswith(str(tmp_path)) for words in found.values())
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
