@@ -196,9 +196,11 @@ class Pipeline:
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds the whole model, or shares its layers: there is no ring
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
+
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
+
         try:
             pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part), lm_head)
             pipeline.draft_of(spec)
@@ -274,7 +276,7 @@ class Pipeline:
         return self._generation(prompt, options, self.decoder.stream)
 
     def submit(self, prompt: Prompt, waits: bool = True, decoder: Decoder | None = None, **options: Any) -> Generation:
-        """Like `stream`, for an answer that begins at once, or as soon as there is a place for it.
+        """Like `stream`, for an answer that begins at once, or as soon as fewer than `max_requests` run.
 
         Up to `max_requests` answers are generated at once. Reading one of them advances all of them. Unless it
         `waits`, its pieces are empty until tokens settle, and `turn` advances all. The option `priority`, above 0 and 1
@@ -309,6 +311,7 @@ class Pipeline:
         likeliest: int | None = options.pop("logprobs", None)
         echo: bool = options.pop("prompt_logprobs", False)
         guide: Guide | Grammar | None = options.pop("guide", None)
+
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: send requests inside its with")
         if not isinstance(stops, (str, list, tuple)):
@@ -317,10 +320,12 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
+
         config = self.answer_config(options)
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if isinstance(guide, Guide) else guide
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
+
         answer, settled = decode(request)
         reader = AnswerReader(self.text, stops) if self.text else None
         return Generation(answer, settled, reader, self.rank.trace)
@@ -336,18 +341,20 @@ class Pipeline:
         """
         if not isinstance(prompt, Sequence):
             raise ValueError(f"the prompt is of type {type(prompt).__name__}: give a text, messages or token ids")
+
         turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
-        ids = [turn for turn in turns if isinstance(turn, int)]
-        if len(ids) < len(turns):
+        token_ids = [turn for turn in turns if isinstance(turn, int)]
+        if len(token_ids) < len(turns):
             if self.text is None:
                 raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                                  "prompt_ids")
             if any(isinstance(turn, Mapping) for turn in turns):
-                ids = self.text.chat_ids(turns, template, variables)
+                token_ids = self.text.chat_ids(turns, template, variables)
             else:
-                ids = self.text.prompt_ids([str(turn) for turn in turns], template)
-        check_ids("the prompt", ids, self.spec.sizes.vocab)
-        return ids
+                token_ids = self.text.prompt_ids([str(turn) for turn in turns], template)
+
+        check_ids("the prompt", token_ids, self.spec.sizes.vocab)
+        return token_ids
 
     def grammar(self, guide: Guide) -> Grammar:
         """Return a guide's grammar for one request, on any thread; ValueError for one that cannot be met.
@@ -402,10 +409,10 @@ class Pipeline:
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """Return the draft of a specification, which is built once."""
-        place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
-        if place not in self.drafts:
-            self.drafts[place] = build_draft(spec, self.lm_head)
-        return self.drafts[place]
+        draft_key = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
+        if draft_key not in self.drafts:
+            self.drafts[draft_key] = build_draft(spec, self.lm_head)
+        return self.drafts[draft_key]
 
     def _recovering(self, function: Callable[[], Result]) -> Result:
         """Return the result of a function that uses the ring; call it again after each loss that allows recovery."""
@@ -420,8 +427,8 @@ class Pipeline:
         tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
-            share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
-            gain = max(share, ACCEPTED_PER_LEVEL.min_value)
+            measured_share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
+            gain = max(measured_share, ACCEPTED_PER_LEVEL.min_value)
             init, expand = (replace(growth, gain=gain) for growth in (tree.init, tree.expand))
             tree = replace(tree, init=init, expand=expand)
         if config.replicated:
@@ -430,15 +437,18 @@ class Pipeline:
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """Return the number of guesses in a verification of DSI, given or measured; warn if replicas are too few."""
-        chosen, servers = config.guesses, self.ring.depth
+        typed_lookahead, num_servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.passes, self.spec.context)
-        least, needed = measured.least(servers), measured.needs(chosen or 1)
-        if chosen and draft.networks and needed > servers:
-            longer = f"lookahead={least}, or " if measured.needs(least) <= servers else ""
-            say(f"with lookahead={chosen} up to {needed} verifications of {measured.verification * 1e3:.3g} ms are "
-                f"under way at once, since a guess takes {measured.guess * 1e3:.3g} ms; the replicas here compute "
-                f"{servers} at once, so some will wait: give {longer}replicas for {needed}")
-        return chosen or least
+        min_lookahead, num_needed = measured.least(num_servers), measured.needs(typed_lookahead or 1)
+
+        if typed_lookahead and draft.networks and num_needed > num_servers:
+            is_enough = measured.needs(min_lookahead) <= num_servers
+            longer_lookahead = f"lookahead={min_lookahead}, or " if is_enough else ""
+            say(f"with lookahead={typed_lookahead} up to {num_needed} verifications of "
+                f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
+                f"{measured.guess * 1e3:.3g} ms; the replicas here compute {num_servers} at once, so some will wait: "
+                f"give {longer_lookahead}replicas for {num_needed}")
+        return typed_lookahead or min_lookahead
 
     @cached_property
     def grammars(self) -> Grammars | None:
