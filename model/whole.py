@@ -29,36 +29,37 @@ class Whole:
         self.source, self.dtype, self.device = source, dtype, torch.device(device)
         sizes = read_sizes(source)
         self.config = replace(sizes, context=context or sizes.context)
-        stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
-        top, layers = assign(source.names(), stages, self.config.tied)
-        self.body = Slice(self.config, 0, self.config.layers)
-        names = {name[len("model."):]: held for name, held in layers.items()}
-        load(self.body, kind, Recast(source, names, kind, sound=True), dtype, device)
-        self.lm_head = Logits(self.config)
-        fill(self.lm_head, {"product.weight": source.sound(top[HEAD])}, dtype, device)
 
-    def cache(self, slots: int) -> TreeCache:
-        """Return an empty cache for a text of `slots` tokens."""
+        # rank 0 would have the LM head, and one stage all layers
+        names_of_root, names_of_layers = assign(source.names(), [0, self.config.layers], self.config.tied)
+        self.body = Slice(self.config, 0, self.config.layers)
+        name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
+        load(self.body, kind, Recast(source, name_in_file, kind, sound=True), dtype, device)
+        self.lm_head = Logits(self.config)
+        fill(self.lm_head, {"product.weight": source.sound(names_of_root[HEAD])}, dtype, device)
+
+    def cache(self, num_slots: int) -> TreeCache:
+        """Return an empty cache for a text of `num_slots` tokens."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return self.config.cache(self.config.layers, slots, like)
+        return self.config.cache(self.config.layers, num_slots, like)
 
     @torch.no_grad()
-    def logits(self, ids: Sequence[int], cache: TreeCache, last: int,
-               text: bool = True) -> Tensor:
-        """Return the logits `[last, V]` after the last tokens; `cache.drop()` forgets the tokens if not `text`."""
+    def logits(self, token_ids: Sequence[int], cache: TreeCache, num_last: int, is_text: bool = True) -> Tensor:
+        """Return the logits `[num_last, V]` after the last tokens; `cache.drop()` forgets tokens that are no text."""
         start = cache.capacity - cache.room
-        nodes = list(range(start, start + len(ids)))
+        nodes = list(range(start, start + len(token_ids)))
         parents = [node - 1 for node in nodes]
-        cache.admit(nodes, parents, len(ids) if text else 0)
-        ids_T = torch.tensor(ids, device=self.device)
-        out_TD = self.body(ids_T, torch.tensor(nodes, device=self.device), cache)
-        logits_TV: Tensor = self.lm_head(out_TD[-last:])
+        cache.admit(nodes, parents, len(token_ids) if is_text else 0)
+
+        token_T, pos_T = (torch.tensor(numbers, device=self.device) for numbers in (token_ids, nodes))
+        out_TD = self.body(token_T, pos_T, cache)
+        logits_TV: Tensor = self.lm_head(out_TD[-num_last:])
         return logits_TV
 
     def generate(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
         """Yield the tokens that follow a prompt, one by one; the empty `cache` needs a slot for each token."""
-        ids, position = list(prompt), len(prompt)
+        new_ids, position = list(prompt), len(prompt)
         while True:
-            [token] = sampler(self.logits(ids, cache, 1), [position])
+            [token] = sampler(self.logits(new_ids, cache, 1), [position])
             yield token
-            ids, position = [token], position + 1
+            new_ids, position = [token], position + 1

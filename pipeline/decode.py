@@ -377,7 +377,7 @@ class Prefix:
         """
         common_tokens = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
         num_common = sum(1 for _ in common_tokens)
-        return min(num_common - 1, len(self.nodes), self.draft.held)
+        return min(num_common - 1, len(self.nodes), self.draft.num_keepable_tokens)
 
 
 class PipelineLimits(NamedTuple):
@@ -587,7 +587,7 @@ class Decoder:
         tokens = decoding.tree.tokens[:len(nodes)]
         if decoding.reading is None:  # a draft that rested has not read all of the text
             at_once(decoding.draft.catch_up(decoding.tree), self.passes)
-        decoding.draft.keep(min(len(nodes), decoding.draft.held))
+        decoding.draft.keep(min(len(nodes), decoding.draft.num_keepable_tokens))
         prefix = Prefix(decoding.target.request, nodes, tokens, decoding.draft, ended=True)
         self._prefixes.append(prefix)
 

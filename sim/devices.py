@@ -70,7 +70,7 @@ class SlowPasses:
     def __call__(self, readings: Sequence[Reading]) -> list[Read]:
         due = self.pace.now()
         for places in by_network(readings):
-            asked = [readings[place].asked for place in places]
+            asked = [readings[place].num_logit_rows for place in places]
             source = readings[places[0]].draft.source
             due += self.pace.profile.drafting(source).draft(asked)
         read = self.passes(readings)

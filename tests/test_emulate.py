@@ -108,7 +108,7 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     assert clock.now() == pytest.approx(after)
     passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)
     network, other = SimpleNamespace(network="one", source=""), SimpleNamespace(network="two", source="")
-    assert passes([reading(network, asked=0)]) == ["read"] and clock.now() == pytest.approx(after), "only text was read"
+    assert passes([reading(network, 0)]) == ["read"] and clock.now() == pytest.approx(after), "only text was read"
     assert len(passes([reading(network, 1), reading(network, 1)])) == 2
     assert clock.now() == pytest.approx(after + 2e-3), "one pass for two requests"
     passes([reading(network, 1), reading(other, 1)])

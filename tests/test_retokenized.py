@@ -81,7 +81,7 @@ class Writer:
 
     def __init__(self, ids, prompt):
         self.ids, self.prompt, self.passes = ids, prompt, 0
-        self.cache, self.held = SimpleNamespace(room=99, capacity=999), 999
+        self.cache, self.num_keepable_tokens = SimpleNamespace(room=99, capacity=999), 999
         self.kept = []
 
     def expand(self, tree, nodes, width):

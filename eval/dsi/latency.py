@@ -117,7 +117,7 @@ def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread
     for turn in range(1 + config.repeats):
         for size in rows:
             start = time.perf_counter()
-            logits_TV = model.logits([0] * size, cache, size, text=False)
+            logits_TV = model.logits([0] * size, cache, size, is_text=False)
             sampler(logits_TV, range(context, context + size))
             seconds = time.perf_counter() - start
             cache.drop()

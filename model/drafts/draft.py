@@ -24,17 +24,17 @@ WorthDrafting = Callable[[float], bool]  # whether there is time for a level of 
 
 
 class Reading(NamedTuple):
-    """Rows that were admitted to a draft's cache; logits are needed for the last `asked` of them."""
+    """Rows that were admitted to a draft's cache; logits are needed for the last `num_logit_rows` of them."""
 
     draft: Any  # a TreeDraft (model/drafts/network.py)
     token_T: Tensor
     feature_TD: Tensor
     pos_T: Tensor
-    asked: int
+    num_logit_rows: int
 
 
 class Read(NamedTuple):
-    """The network's output for the rows of a `Reading`, and the logits of the last `asked` rows."""
+    """The network's output for the rows of a `Reading`, and the logits of the last `num_logit_rows` rows."""
 
     out_TD: Tensor
     logits_AV: Tensor
@@ -67,7 +67,7 @@ class Draft:
         return min((part.consumed for part in self.parts), default=sys.maxsize)
 
     @property
-    def held(self) -> int:
+    def num_keepable_tokens(self) -> int:
         """The number of leading tokens that it has read, and could keep for a request with the same beginning."""
         return self.consumed
 
@@ -85,16 +85,16 @@ class Draft:
         for part in self.parts:
             part.begin(sampler)
 
-    def keep(self, length: int) -> None:
-        """Forget the request, but keep the state of its first `length` tokens, with which the next one begins."""
+    def keep(self, num_tokens: int) -> None:
+        """Forget the request, but keep the state of its first `num_tokens` tokens, with which the next one begins."""
         self.forget()
         for part in self.parts:
-            part.keep(length)
+            part.keep(num_tokens)
 
-    def copy(self, other: Any, length: int) -> None:
-        """Begin after the first `length` tokens of a twin's request."""
-        for mine, theirs in zip(self.parts, other.parts):
-            mine.copy(theirs, length)
+    def copy(self, twin: Any, num_tokens: int) -> None:
+        """Begin after the first `num_tokens` tokens of a twin's request."""
+        for mine, theirs in zip(self.parts, twin.parts):
+            mine.copy(theirs, num_tokens)
 
     def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         """Add one level of guesses; return False if none is worth drafting, or none can be drafted yet.

@@ -11,8 +11,8 @@ from config.trees import Growth
 from model.drafts.draft import Draft, Steps, WorthDrafting, always
 from model.tree import TokenTree
 
-FORCED = "grammar"  # the source's name
-LEAVES = 8  # the likeliest guesses without children, after which each level adds forced tokens
+FORCED_SOURCE = "grammar"
+MAX_LEAVES = 8  # the likeliest guesses without children, after which each level adds forced tokens
 
 
 class ForcedDraft(Draft):
@@ -22,22 +22,24 @@ class ForcedDraft(Draft):
         self._draft, self.parts = draft, (draft,)
 
     def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
-        grown = self._force(tree, growth)
-        grown |= yield from self._draft.grow(tree, growth, worth_drafting)
-        return grown
+        has_grown = self._force(tree, growth)
+        has_grown |= yield from self._draft.grow(tree, growth, worth_drafting)
+        return has_grown
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
-        copied = self._draft.offer_sure(tree, growth)
-        return self._force(tree, growth) or copied
+        has_copied = self._draft.offer_sure(tree, growth)
+        return self._force(tree, growth) or has_copied
 
     def _force(self, tree: TokenTree, growth: Growth) -> bool:
         """Add the forced tokens after the tip and the likeliest leaves; return whether there are new ones."""
         leaves = (node for node in (tree.tip, *tree.live) if not tree.nodes[node].children)
-        best = nlargest(LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
-        before = len(tree.live)
-        for node in best:
-            left = tree.max_tokens - 1 - tree.nodes[node].pos
-            room = max(0, min(left, growth.nodes - len(tree.live)))
-            for token in islice(tree.law.follower.forced(tree, node), room):
-                node = tree.add(node, token, tree.nodes[node].score, FORCED)
-        return len(tree.live) > before
+        best_leaves = nlargest(MAX_LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
+        num_before = len(tree.live)
+        for leaf in best_leaves:
+            num_tokens_left = tree.max_tokens - 1 - tree.nodes[leaf].pos
+            num_guesses = max(0, min(num_tokens_left, growth.nodes - len(tree.live)))
+
+            node = leaf
+            for token in islice(tree.law.follower.forced(tree, leaf), num_guesses):
+                node = tree.add(node, token, tree.nodes[node].score, FORCED_SOURCE)
+        return len(tree.live) > num_before

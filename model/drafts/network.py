@@ -421,7 +421,7 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
     rows = zip(*((reading.token_T, reading.feature_TD, reading.pos_T) for reading in group))
     out_TD = draft.read(*map(torch.cat, rows), caches)
     outs = out_TD.split(counts)
-    asked = [reading.asked for reading in group]
+    asked = [reading.num_logit_rows for reading in group]
     lasts = [out[len(out) - wanted:] for out, wanted in zip(outs, asked)]
     last = torch.cat(lasts)
     logits_AV = draft.logits(last) if sum(asked) else last

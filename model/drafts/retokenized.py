@@ -129,7 +129,7 @@ class Retokenized(Network):
         if self._ended:
             return
         known = commonprefix([ids[:-1], self._tree.tokens])
-        self.small.keep(min(len(known), self.small.held))
+        self.small.keep(min(len(known), self.small.num_keepable_tokens))
         self.small.begin(Sampler())
         self._tree = TokenTree(ids, self._limit)
         self._tree.unsent_text.clear()  # this tree is never sent
