@@ -99,8 +99,15 @@ def make_tables(tables: Sequence[RecordedTable]) -> int:
 
 def _check_committed(table: RecordedTable) -> None:
     """Raise ValueError if the code that makes a table differs from the commit that the table would name."""
-    query = ["git", "diff", "--quiet", "HEAD", "--", *table.code.split()]
-    if subprocess.run(query, cwd=ROOT).returncode:
+    query = ["git", "status", "--porcelain", "--", *table.code.split()]
+    try:
+        status = subprocess.run(query, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        raise ValueError("git is not installed, and each table names a commit: install git") from None
+
+    if status.returncode:
+        raise ValueError(f"{ROOT} is no clone of the repository, and each table names a commit: make one by git clone")
+    if status.stdout:
         raise ValueError(f"{table.table} would not be that of a commit: commit the changes of {table.code} first, or "
                          "git stash them")
 
@@ -108,7 +115,9 @@ def _check_committed(table: RecordedTable) -> None:
 def _make_group(command_line: str, tables: Sequence[RecordedTable]) -> int:
     """Run a command, and copy the files of its tables into docs/; return its exit code."""
     commit = (current_commit() or "").rstrip("+")[:8]
-    folder = ROOT / RESULTS_FOLDER / commit / Path(tables[0].table).stem
+    first_table = next(table for table in recorded_tables() if table.command == command_line)
+    folder_name = Path(first_table.table).with_suffix("").as_posix().replace("/", "-")
+    folder = ROOT / RESULTS_FOLDER / commit / folder_name
     folder.mkdir(parents=True, exist_ok=True)
 
     words = [*shlex.split(command_line), f"results={folder}"]

@@ -66,6 +66,9 @@ def project(tmp_path, monkeypatch):
 def test_a_command_makes_all_its_tables_and_the_index_says_from_which_commit(project):
     assert make_results.main(["docs/one.csv", "docs/two.csv"]) == 0
     assert (project / "docs" / "one.csv").read_text() == (project / "docs" / "two.csv").read_text() == "first\n"
+    [log] = project.rglob("make.log")
+    assert log.parent.name == "docs-one"
+    assert make_results.main(["docs/two.csv"]) == 0 and [*project.rglob("make.log")] == [log], "it continues there"
     one, two, three, by_hand = recorded_tables(project)
     assert one.commit == two.commit == "01234567" and one.date == two.date >= "2026-11-27"
     assert three.commit == by_hand.commit == ""
@@ -78,11 +81,13 @@ def test_a_command_that_fails_is_named_with_its_log(project, capsys):
     assert recorded_tables(project)[2].commit == ""
 
 
-def test_tables_of_code_that_is_in_no_commit_are_refused(project, capsys):
-    with (project / "make.sh").open("a") as file:
-        file.write("# changed\n")
+@pytest.mark.parametrize(("spoil", "sentence"), [
+    (lambda folder: (folder / "make.sh").write_text("# changed"), "commit the changes of make.sh first"),
+    (lambda folder: (folder / ".git").rename(folder / "no_git"), "is no clone of the repository")])
+def test_tables_of_code_that_is_in_no_commit_are_refused(project, capsys, spoil, sentence):
+    spoil(project)
     assert make_results.main(["docs/one.csv"]) == 2
-    assert "would not be that of a commit: commit the changes of make.sh first" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "exit_code", "sentence"), [
