@@ -137,7 +137,7 @@ def _make_group(command_line: str, tables: Sequence[RecordedTable]) -> int:
         replace(ROOT / table.table, source_path.read_bytes())
 
     processor = ANY_PROCESSOR if tables[0].processor == ANY_PROCESSOR else processor_name()
-    remade = {table.table: table._replace(commit=commit, date=date.today().isoformat(), processor=processor)
-              for table in tables}
+    today = date.today().isoformat()
+    remade = {table.table: table._replace(commit=commit, date=today, processor=processor) for table in tables}
     write_index([remade.get(table.table, table) for table in recorded_tables()])
     return 0

@@ -452,7 +452,8 @@ class TreeCache:
             for slots in self.slots:
                 slots.move(source_S, self.settled + first_moved)
 
-        self._sees[:len(rows), :len(rows)] = self._sees[np.ix_(rows, rows)]
+        kept_sees = self._sees[np.ix_(rows, rows)]
+        self._sees[:len(rows), :len(rows)] = kept_sees
         self._set_tail([self._tail[row] for row in rows])
 
     def _settle_leading(self) -> None:
@@ -475,7 +476,8 @@ class TreeCache:
         """Make room in `sees` and in the mask for a tail, and thus a segment, of `size` rows."""
         old_size = len(self._sees)
         if size > old_size:
-            old_sees, self._sees = self._sees, np.zeros((2 * size, 2 * size), dtype=bool)
+            old_sees = self._sees
+            self._sees = np.zeros((2 * size, 2 * size), dtype=bool)
             self._sees[:old_size, :old_size] = old_sees
             self._mask = self._mask.new_zeros(2 * size, self._mask.shape[1])
 
