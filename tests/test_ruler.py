@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_179,
-    "model": 62_812,
+    "model": 62_814,
     "pipeline": 21_439,
     "cluster": 20_482,
     "tp": 5_863,
     "sim": 7_749,
     "launch": 40_529,
-    "eval": 48_020,
+    "eval": 48_176,
     "serve": 20_496,
     "eval/dsi": 16_605,
     "eval/flowspec": 2_212,
