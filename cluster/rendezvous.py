@@ -151,7 +151,8 @@ class Rendezvous(Generic[Run]):
     def _apply(self, run: Run, facts: Facts, timeout: float) -> None:
         """Set what follows from the agreement: patience, environment and addresses; print how safe the wires are."""
         if self._client:
-            self._client.names = self.names[0], self.board.named(self.board.rank, self._host, facts["address"])
+            own_name = self.board.named(self.board.rank, self._host, facts["address"])
+            self._client.names = self.names[0], own_name
             # A little less than the heartbeat has: this end can tell a cut wire from a program that hangs. With
             # recovery such a program may continue.
             self._client.patience = max(PATIENCE_SHARE * timeout, run.patience)
@@ -371,7 +372,8 @@ class Coordinator(Rendezvous[Run]):
         world = max(world, 1)  # 0: unknown, since rank 0's own folder is invalid
         written, late_reason = self._collect(topic, world)
         reason = late_reason or judge(written)
-        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late_reason), list(written.items()))))
+        verdict = reason, bool(late_reason), list(written.items())
+        self._store.set(f"{topic}/verdict", json.dumps(verdict))
         if reason:
             self._awaited = [rank for rank in range(1, world) if rank in written or not late_reason]
             atexit.register(self.close)

@@ -104,8 +104,8 @@ def _claims_of_results() -> Iterator[Claim]:
 
     order = ("ar", "naive", "serial", "pruned", "continuous", "pipedec", "streaming")
     yield Claim(page, r"all texts equal too:\s+`ar` (\S+), `naive`\s+(\S+), `serial` (\S+), `pruned` (\S+), "
-                r"`continuous` (\S+), `pipedec` (\S+), \*\*`streaming` (\S+)\*\*\. That\s+is (\S+) times as fast as `ar` "
-                r"\((\S+) to (\S+)\), (\S+) times as `naive`, (\S+) times as `serial`",
+                r"`continuous` (\S+), `pipedec` (\S+), \*\*`streaming` (\S+)\*\*\. That\s+is (\S+) times as fast "
+                r"as `ar` \((\S+) to (\S+)\), (\S+) times as `naive`, (\S+) times as `serial`",
                 partial(_sampled_figures, order))
 
     # the toy
