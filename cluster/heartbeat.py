@@ -80,7 +80,10 @@ class Heartbeat:
         guarded("watch", self._watch_store, self._report_own_thread)
 
     def begin(self, suffix: str) -> None:
-        """Begin a membership, with this suffix of its keys in the store; forget earlier losses."""
+        """Begin a membership, with this suffix of its keys in the store, as `/3`; forget earlier losses.
+
+        The empty suffix stands for the whole run: a loss that is reported under it ends all ranks.
+        """
         with self._record_lock:
             self._restart_timeouts()
             self._record, self._is_watching = LossRecord(suffix), True

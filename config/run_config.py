@@ -1,6 +1,6 @@
 """The options of a run, each with unit, meaning and default. Edit them here, or give key=value on the command line.
 
-It knows nothing about models or devices. The layers below launch/ receive values, never a `RunConfig`.
+It knows nothing about models or devices. `launch/` turns it into values for model/, pipeline/, tp/ and sim/.
 `bash run_pipe.sh --help all` prints them.
 """
 from __future__ import annotations

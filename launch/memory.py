@@ -15,7 +15,8 @@ import torch
 from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY
 from launch.available import available
 from launch.spec import RankSpec
-from model.cache import BLOCK_SLOTS, MAX_WIDENED
+from model.attention import MAX_WIDENED
+from model.cache import BLOCK_SLOTS
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.blocks import block_type, plain_shape

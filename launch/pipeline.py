@@ -31,7 +31,7 @@ from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, check_messages
 from model.tree import TokenTree
-from pipeline.decode import Answer, Decoder, Request, Settled
+from pipeline.decode import Answer, Decoder, Request, TokenStream
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
@@ -50,7 +50,7 @@ class Generation:
     Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
 
-    def __init__(self, answer: Answer, settled: Settled, reader: AnswerReader | None, trace: NoTrace) -> None:
+    def __init__(self, answer: Answer, settled: TokenStream, reader: AnswerReader | None, trace: NoTrace) -> None:
         self.answer = answer
         self._settled, self.reader = settled, reader
         self._pieces = pieces(answer, settled, reader, trace)
@@ -305,7 +305,7 @@ class Pipeline:
         self.rank.restart(same)
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],
-                    decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
+                    decode: Callable[[Request], tuple[Answer, TokenStream]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
         priority: float = options.pop("priority", 1.0)
         likeliest: int | None = options.pop("logprobs", None)

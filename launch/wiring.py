@@ -28,7 +28,7 @@ from tp.links import ForwardingLink, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
 GROUP_TIMEOUT = timedelta(days=30)
-Connect = Callable[[Peers], Any]  # creates the link to peers
+MakeLink = Callable[[Peers], Any]  # creates the link to peers
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
     meter = heartbeat.meter
     inbox = Inbox(trace, placement.peers(rank)[0].in_order, meter)
 
-    def connect(peers: Peers) -> Any:
+    def make_link(peers: Peers) -> Any:
         return ProcessLink(peers, heartbeat.report_failure, trace, inbox)
 
-    return _wires(rank, placement, connect, (cluster, trace), group, meter)
+    return _wires(rank, placement, make_link, (cluster, trace), group, meter)
 
 
 def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
@@ -117,23 +117,23 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     all_ends = [*inboxes, *group_tables.values()]
 
     def wires_of(rank: int) -> Wires:
-        def connect(peers: Peers) -> Any:
+        def make_link(peers: Peers) -> Any:
             return LocalLink(rank, inboxes, peers, all_ends)
 
         group_ranks = placement.group(rank)
         group = ThreadGroup(group_tables[group_ranks], group_ranks.index(rank))
-        return _wires(rank, placement, connect, (cluster, traces[rank]), group, meters[rank])
+        return _wires(rank, placement, make_link, (cluster, traces[rank]), group, meters[rank])
 
     return list(map(wires_of, ranks))
 
 
-def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[Profile | None, NoTrace], group: Group,
-           meter: Meter) -> Wires:
+def _wires(rank: int, placement: Placement, make_link: MakeLink, emulation: tuple[Profile | None, NoTrace],
+           group: Group, meter: Meter) -> Wires:
     """Create the wires of a rank; an emulated cluster delays its links by the wires to its peers."""
     cluster, trace = emulation
 
     def link_to(peers: Peers) -> Any:
-        real_link = connect(peers)
+        real_link = make_link(peers)
         if cluster is None:
             return real_link
         wire_profile = cluster.link(rank, peers.next_ranks[0]) if peers.next_ranks else cluster

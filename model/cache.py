@@ -1,123 +1,26 @@
 """The tree cache: keys and values of some layers, each slot tagged with its node.
 
-It knows nothing about tokens, positions or strategies. Slots [0, settled) hold text, which every row sees, and never
-move. After them comes the tail, in which the matrix `sees` decides which slots a row sees. A dead node is never an
-ancestor of a live one, so pruning late, or never, costs time but cannot change a result.
+It knows nothing about tokens or strategies, and derives positions from what a row sees. Slots [0, settled) hold text,
+which every row sees, and keep their numbers, though memory may move. After them comes the tail, in which the matrix
+`sees` decides which slots a row sees. A dead node is never an ancestor of a live one, so pruning late, or never, costs
+time but cannot change a result.
 
 Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
 """
 from __future__ import annotations
 
 import sys
-from typing import Container, NamedTuple, Protocol, Sequence, Tuple, Union
+from typing import Container, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention import PLAIN, AttentionForm, CachedRows, attend, to_int8
+from model.devices import upload
 from model.precision import for_sums
 
-
-def upload(x: Tensor, device: torch.device | str) -> Tensor:
-    """Return `x` on a device; from host to CUDA it is copied asynchronously, through pinned memory."""
-    if torch.device(device).type == "cuda" and not x.is_cuda and x.numel():
-        return x.pin_memory().to(device, non_blocking=True)
-    return x.to(device)
-
-
 BLOCK_SLOTS = 256  # that a cache has at first
-MAX_WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
-MAX_CODE = 127  # the largest signed number of 8 bits
-MIN_AMPLITUDE = 1e-20  # least value for a row's largest number, so that a row of zeros does not divide by zero
-
-
-class AttentionForm(NamedTuple):
-    """The differences of a layer's attention from plain attention."""
-
-    window: int = 0  # positions that a row sees, including its own; 0: all
-    cap: float = 0.0  # bound of the scores, by tanh; 0: none
-    sinks: Tensor | None = None  # a score `[H]` per head that takes part in the softmax, without a value
-
-
-PLAIN = AttentionForm()
-
-
-def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
-    """Compute attention `[H, T, E]`, with the same bits per row in every batch (model/precision.py).
-
-    `kv` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they have 8 bits.
-    """
-    q, mask = for_sums(q_HTE), for_sums(mask_TS)
-    if q.dtype == kv[0].dtype:
-        return attention(q, kv[0], kv[1], mask, form)
-
-    # a few heads at a time
-    num_kv_heads, group_size = len(kv[0]), len(q_HTE) // len(kv[0])
-    heads_at_once = num_kv_heads if form.sinks is not None else max(1, MAX_WIDENED // kv[0][0].numel())
-    out_HTE = torch.empty_like(q_HTE)
-    buffers = [torch.empty_like(x[:heads_at_once], dtype=q.dtype) for x in kv[:2]]  # since new memory is slow
-    for first_head in range(0, num_kv_heads, heads_at_once):
-        keys, values = from_int8([x[first_head:first_head + heads_at_once] for x in kv], buffers)
-        query_heads = slice(first_head * group_size, (first_head + heads_at_once) * group_size)
-        out_HTE[query_heads] = attention(q[query_heads], keys, values, mask, form)
-    return out_HTE
-
-
-def to_int8(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize keys or values to 8 bits; return them and the scale of each head and row."""
-    wide = x_KTE.float()
-    scale = wide.abs().amax(-1, keepdim=True).clamp(min=MIN_AMPLITUDE) / MAX_CODE
-    return (wide / scale).round().to(torch.int8), scale
-
-
-def from_int8(kv: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
-    """Convert keys and values to the type of the `buffers`, of at least as many heads; return the filled parts."""
-    wide = [into[:len(x)].copy_(x) for into, x in zip(buffers, kv)]
-    for x, scale in zip(wide, kv[2:]):
-        x *= scale
-    return wide
-
-
-def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
-              form: AttentionForm = PLAIN) -> Tensor:
-    """Compute scaled dot-product attention `[H, T, E]`; heads that share keys become rows, so no key is repeated.
-
-    The mask is `[T, S]`, or repeats these rows for each of the heads that share keys. It includes the window of `form`.
-    """
-    num_heads, num_rows, head_dim = q_HTE.shape
-    group_size = num_heads // k_KSE.shape[0]
-    q = q_HTE.reshape(k_KSE.shape[0], group_size * num_rows, head_dim)
-    mask = mask_TS if len(mask_TS) == group_size * num_rows else mask_TS.repeat(group_size, 1)
-
-    if form.cap or form.sinks is not None:
-        scores = q @ k_KSE.transpose(1, 2) * head_dim ** -0.5
-        scores = _bent(scores, form, num_rows) + _columns(mask, form)
-        wide_dtype = torch.promote_types(torch.float32, q.dtype)
-        weights = torch.softmax(scores, -1, wide_dtype).to(q.dtype)
-        out = weights[..., :k_KSE.shape[1]] @ v_KSE
-    elif hasattr(F, "scaled_dot_product_attention"):
-        out = F.scaled_dot_product_attention(q[None], k_KSE[None], v_KSE[None], mask)[0]
-    else:  # torch 1.11, the wheel of JetPack 5
-        scores = q @ k_KSE.transpose(1, 2) * head_dim ** -0.5
-        out = torch.softmax(scores + mask, -1) @ v_KSE
-    return out.reshape(num_heads, num_rows, head_dim)
-
-
-def _bent(scores_KNS: Tensor, form: AttentionForm, num_rows: int) -> Tensor:
-    """Return capped scores, and a last column for the sinks. N are the heads of a key, with `num_rows` rows each."""
-    if form.cap:
-        scores_KNS = form.cap * torch.tanh(scores_KNS / form.cap)
-    if form.sinks is None:
-        return scores_KNS
-    sinks_KN = form.sinks.view(len(scores_KNS), -1).repeat_interleave(num_rows, 1)
-    sink_column = sinks_KN[..., None].to(scores_KNS.dtype)
-    return torch.cat((scores_KNS, sink_column), -1)
-
-
-def _columns(mask_NS: Tensor, form: AttentionForm) -> Tensor:
-    """Return the mask with a last column for the sinks, which all rows see."""
-    return mask_NS if form.sinks is None else F.pad(mask_NS, (0, 1))
 
 
 class Survivors(NamedTuple):
@@ -142,14 +45,6 @@ class Survivors(NamedTuple):
     def newer(self, other: Survivors) -> Survivors:
         """Return the survivors of the newer of two prunes, in whatever order they arrived."""
         return other if other.horizon >= self.horizon else self
-
-
-class Rows(Protocol):
-    """The interface between a slice's attention and the cached rows."""
-
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               form: AttentionForm = PLAIN) -> Tensor:
-        """Store the keys and values of the rows in one layer, and return the attention `[H, T, E]` of their queries."""
 
 
 Shape = Tuple[int, int, int, int]  # layers, K, slots, E
@@ -242,11 +137,22 @@ class AdmittedRows(NamedTuple):
     slots: Sequence[HeldSlots]  # of each window, in ascending order
 
 
-class AdmittingRows(Protocol):
-    """What native kernels need of a cache."""
+class NativeCache(Protocol):
+    """What native kernels read of a cache."""
 
     def admitted(self) -> list[AdmittedRows]:
         """Return the rows of each request, in the order of the segment's rows."""
+
+
+class SegmentCache(CachedRows, NativeCache, Protocol):
+    """The cached rows of one request, or of several that share a message."""
+
+    @property
+    def settled(self) -> int:
+        """The number of slots of settled text, in total."""
+
+    def split(self, x_T: Tensor) -> Sequence[Tensor]:
+        """Split values of the segment's rows by request."""
 
 
 class TreeCache:
@@ -376,6 +282,8 @@ class TreeCache:
         if mutual:
             self._sees[start + text:tail_end, start + text:tail_end] = True
         if start == 0:
+            # These rows continue the settled text. They settle at the next step, since until then the mask needs their
+            # columns: a row of text does not see the later ones of its own segment.
             self._num_leading = text
 
         # the mask of these rows
@@ -528,9 +436,6 @@ class JoinedCaches:
         return torch.cat(attended, 1)
 
 
-Admitted = Union[TreeCache, JoinedCaches]
-
-
-def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> Admitted:
-    """Return the admitted rows of one or several requests; `counts` are the rows that each has just admitted."""
+def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> SegmentCache:
+    """Return the cache of a segment of one or several requests; `counts` are the rows that each has just admitted."""
     return caches[0] if len(caches) == 1 else JoinedCaches(caches, counts)

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unturned, windows
-from model.cache import AttentionForm, Rows, TreeCache
+from model.attention import AttentionForm, CachedRows
+from model.cache import TreeCache
 from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
@@ -244,7 +245,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = (RMSNorm(num_heads * c.head_dim, c.eps, c.family.norm_weight_plus_one)
                                         for num_heads in heads_normed_together)
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
         # queries, keys and values
         if self.fused_product is None:
             qkv_TN = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), -1)
@@ -358,7 +359,7 @@ class Layer(nn.Module):
         self.mlp = Experts(c) if c.experts else MLP(c)
         self.after_mlp = norm(c) if norms_after else nn.Identity()
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
         attended_TD = self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
         x_TD = self.add(x_TD, self.after_attention(attended_TD))
         return self.add(x_TD, self.after_mlp(self.mlp(self.post_attention_layernorm(x_TD))))
@@ -385,7 +386,7 @@ class Slice(nn.Module):
         learns_positions = first == 0 and not c.family.rotary
         self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learns_positions else None
 
-    def forward(self, x: Tensor, pos_T: Tensor, cache: Rows,
+    def forward(self, x: Tensor, pos_T: Tensor, cache: CachedRows,
                 inner: dict[int, Tensor] | None = None,
                 still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         """Return the hidden states `[T, D]` after the last layer, normed if that is the model's last one.

@@ -247,7 +247,7 @@ class TokenTree:
         return node
 
     def child(self, parent: int, token: int) -> int | None:
-        """Return the node of `token` after `parent`, settled or guessed, or None."""
+        """Return the guess `token` after `parent`, which is the tip or a guess itself; None if there is none."""
         parent_node = self.nodes.get(parent)
         return parent_node.children.get(token) if parent_node else None
 

@@ -141,7 +141,7 @@ class Decoding:
     def __init__(self, request: Request, tree: TokenTree) -> None:
         self.request, self.tree = request, tree
         self.answer = Answer(prompt_tokens=len(request.prompt))
-        self.settled: deque[list[int]] = deque()  # tokens that the stream has not read yet
+        self.unread: deque[list[int]] = deque()  # settled tokens that the stream has not returned yet
         self.ended = False
         self.error: BaseException | None = None  # raised when the answer is read
         self.reading: Reading | None = None  # present while the request waits for a network
@@ -168,7 +168,7 @@ class Decoding:
         self.reading = None
         if self._begin_time is None:
             self._begin_time = self.target.ring.clock.now()
-        if self.answer.finish_reason:
+        if self.answer.finish_reason:  # the last tokens settled in an earlier step
             self.ended = True
             return True
 
@@ -217,7 +217,7 @@ class Decoding:
         answer.segments = self._segments_before_loss + target.segments
 
         answer.token_ids += new_tokens
-        self.settled.append(new_tokens)
+        self.unread.append(new_tokens)
 
     def _until_end(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens up to the end of the answer, and the finish reason if the answer ends there."""
@@ -248,7 +248,7 @@ class Decoding:
         answer.logprobs += [tree.nodes[node].logprob for node in nodes_before[:num_new]]
 
 
-class Settled:
+class TokenStream:
     """The stream of a request's settled tokens; closing it ends the request.
 
     The request starts with `begin`, or at the first read. If the stream `waits`, reading advances all requests until
@@ -266,7 +266,7 @@ class Settled:
     @property
     def ready(self) -> bool:
         """Whether the next tokens, or the end of the stream, can be read without advancing any request."""
-        return bool(self._decoding.settled) or self._decoding.ended
+        return bool(self._decoding.unread) or self._decoding.ended
 
     @property
     def segments_under_way(self) -> list[tuple[frozenset[int], float]]:
@@ -282,7 +282,7 @@ class Settled:
             self._is_begun = True
             self._decoder.add(self._decoding)
 
-    def __iter__(self) -> Settled:
+    def __iter__(self) -> TokenStream:
         return self
 
     def __next__(self) -> list[int]:
@@ -292,7 +292,7 @@ class Settled:
                 raise StopIteration
 
             self.begin()
-            while not decoding.settled:
+            while not decoding.unread:
                 if decoding.ended:
                     raise decoding.error or StopIteration
                 if not self._waits:
@@ -301,7 +301,7 @@ class Settled:
         except BaseException:
             self.close()
             raise
-        return decoding.settled.popleft()
+        return decoding.unread.popleft()
 
     def close(self) -> None:
         was_open = self._is_begun and not self._is_closed
@@ -407,7 +407,7 @@ class Decoder:
         self._num_reconnections = ring.num_reconnections  # in which the running requests started
         self._recent_losses = 0  # since a token settled
 
-    def stream(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
+    def stream(self, request: Request, waits: bool = True) -> tuple[Answer, TokenStream]:
         """Return the answer, and the stream of settled tokens that fills it; the request starts at the first read.
 
         Raises ValueError for a prompt that leaves no room for an answer in the context.
@@ -420,9 +420,9 @@ class Decoder:
         max_tokens = min(self.max_length, num_prompt_tokens + request.max_new_tokens)
         tree = TokenTree(request.prompt, max_tokens, self.ring.ids, self.cfg.best_first, request.law)
         decoding = Decoding(request, tree)
-        return decoding.answer, Settled(decoding, self, waits)
+        return decoding.answer, TokenStream(decoding, self, waits)
 
-    def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
+    def submit(self, request: Request, waits: bool = True) -> tuple[Answer, TokenStream]:
         """Do as `stream`, but start the request at once, or as soon as fewer than `max_running` run."""
         answer, settled = self.stream(request, waits)
         settled.begin()
@@ -555,7 +555,10 @@ class Decoder:
 
     def _advance(self, decodings: Sequence[Decoding]) -> bool:
         """Advance these requests; return whether one settled tokens or ended."""
-        has_progress = [decoding.advance() for decoding in decodings]
+        return self._note_progress([decoding.advance() for decoding in decodings])
+
+    def _note_progress(self, has_progress: Sequence[bool]) -> bool:
+        """End finished requests; return whether one settled tokens or ended, after which earlier losses do not count."""
         if any(has_progress):
             self._recent_losses = 0
         self._end_finished()
@@ -567,10 +570,9 @@ class Decoder:
         outputs = self.passes([decoding.reading for decoding in reading if decoding.reading is not None])
         seconds = self.ring.clock.now() - begin
 
-        for decoding, output in zip(reading, outputs):
-            decoding.target.drafted(seconds)
-            decoding.advance(output)
-        self._end_finished()
+        for decoding in reading:
+            decoding.target.add_level_seconds(seconds)
+        self._note_progress([decoding.advance(output) for decoding, output in zip(reading, outputs)])
 
     def _end_finished(self) -> None:
         for decoding in [decoding for decoding in self.running if decoding.ended]:

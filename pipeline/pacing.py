@@ -42,7 +42,7 @@ RATE_SECONDS = 3.0  # after which settled tokens have weight 1 / e in their rate
 REFUSAL_DECAY = 0.97  # factor of a level's time after each refused level, so that a level is tried now and then
 MAX_ACCEPTANCE = 0.99  # maximum probability that a level is accepted
 TOKENS_PER_WAITING_TOKEN = 2.0  # that a level must be expected to bring, for each token that would wait for it
-MAX_TOKENS_BEHIND = 2.0  # by which guessing may fall behind autoregressive decoding before it rests
+MAX_TOKENS_BEHIND = 2.0  # by which guessing may fall behind plain decoding before it rests
 REST_TOKENS = 128  # a rest ends this many tokens after guessing fell behind; doubled if guessing lasted for fewer
 DRAIN_TOKENS = 2  # autoregressive tokens after which no guess is in flight
 MIN_RATE_TOKENS = 8  # autoregressive tokens for a valid rate
@@ -469,12 +469,12 @@ class DraftGate:
 
         return level_tokens * (stage_seconds - level_seconds) > (segment_tokens + later_tokens) * level_seconds
 
-    def settled(self, num_tokens: int, now: float) -> None:
+    def add_settled(self, num_tokens: int, now: float) -> None:
         """Add settled tokens."""
         self._rate.add(num_tokens, 0.0 if self._last_settled_at is None else now - self._last_settled_at)
         self._last_settled_at = now
 
-    def drafted(self, seconds: float) -> None:
+    def add_level(self, seconds: float) -> None:
         """Add the seconds that networks took for one level."""
         shortest = seconds if self._level_seconds is None else SHORTEST_TIME_GROWTH * self._level_seconds
         self._level_seconds = min(seconds, shortest)  # a longer level also read a prompt, or was interrupted
@@ -493,42 +493,42 @@ class DraftGate:
 
 
 class Fallback:
-    """The decision whether a single request guesses, or rests while autoregressive decoding is faster.
+    """The decision whether a single request guesses, or rests while plain decoding is faster.
 
-    It rests once it is `MAX_TOKENS_BEHIND` tokens behind autoregressive decoding and has recently been slower. A rest
-    that begins soon after another one is longer, so the loss is bounded. Autoregressive decoding is measured at the
+    It rests once it is `MAX_TOKENS_BEHIND` tokens behind plain decoding and has recently been slower. A rest
+    that begins soon after another one is longer, so the loss is bounded. Plain decoding is measured at the
     start and in every rest.
     """
 
     def __init__(self) -> None:
         self.guesses = True
         self._is_measured = False  # whether the rate without guesses comes from tokens of answers, not from the start
-        self._autoregressive_rate, self._guessing_rate = TokenRate(), TokenRate()
-        self._lead = 0.0  # tokens by which guessing is ahead of autoregressive decoding, at most 0
+        self._plain_rate, self._guessing_rate = TokenRate(), TokenRate()
+        self._lead = 0.0  # tokens by which guessing is ahead of plain decoding, at most 0
         self._tokens_behind = 0  # settled since `_lead` was 0
         self._period_tokens = REST_TOKENS // 2
         self._rest_tokens = 0  # length of the present rest
         self._num_tokens = 0  # settled since guessing, or the rest, began
         self._last_settled_at: float | None = None
 
-    def begin(self, autoregressive_seconds: float) -> None:
+    def begin(self, plain_seconds: float) -> None:
         """Begin a request, or a time in which it is the only one.
 
-        `autoregressive_seconds` are those of a token without guesses, as measured at the start.
+        `plain_seconds` are those of a token without guesses, as measured at the start.
         """
         self._last_settled_at = None
-        if autoregressive_seconds and not self._autoregressive_rate.mean:
-            self._autoregressive_rate.add(1, autoregressive_seconds)
+        if plain_seconds and not self._plain_rate.mean:
+            self._plain_rate.add(1, plain_seconds)
 
     @property
     def measured_rate(self) -> float:
         """Tokens per second without guesses, by the rounds of a rest; 0 before the first one."""
-        return self._autoregressive_rate.mean if self._is_measured else 0.0
+        return self._plain_rate.mean if self._is_measured else 0.0
 
-    def settled(self, num_tokens: int, now: float) -> None:
+    def add_settled(self, num_tokens: int, now: float) -> None:
         """Add settled tokens of the single request."""
         last_settled_at, self._last_settled_at = self._last_settled_at, now
-        if last_settled_at is None or not self._autoregressive_rate.mean:
+        if last_settled_at is None or not self._plain_rate.mean:
             return
 
         self._num_tokens += num_tokens
@@ -540,26 +540,26 @@ class Fallback:
     def _weigh(self, num_tokens: int, seconds: float) -> None:
         """Begin a rest if guessing has fallen too far behind."""
         self._guessing_rate.add(num_tokens, seconds)
-        self._lead = min(0.0, self._lead + num_tokens - seconds * self._autoregressive_rate.mean)
+        self._lead = min(0.0, self._lead + num_tokens - seconds * self._plain_rate.mean)
         self._tokens_behind = self._tokens_behind + num_tokens if self._lead else 0
 
-        is_slower = self._guessing_rate.mean < self._autoregressive_rate.mean
-        if self._lead < -MAX_TOKENS_BEHIND and is_slower:
+        guessing_is_slower = self._guessing_rate.mean < self._plain_rate.mean
+        if self._lead < -MAX_TOKENS_BEHIND and guessing_is_slower:
             has_lasted = self._num_tokens > REST_TOKENS
             self._period_tokens = REST_TOKENS if has_lasted else 2 * self._period_tokens
             self._rest_tokens = self._period_tokens - self._tokens_behind
             self._turn(guesses=False)
 
     def _recover(self, num_tokens: int, seconds: float) -> None:
-        """Guess again after the rest, or as soon as autoregressive decoding proves slower."""
+        """Guess again after the rest, or as soon as plain decoding proves slower."""
         if self._num_tokens <= DRAIN_TOKENS + num_tokens:
-            self._autoregressive_rate = TokenRate()
+            self._plain_rate = TokenRate()
             self._is_measured = True
-        self._autoregressive_rate.add(num_tokens, seconds)
+        self._plain_rate.add(num_tokens, seconds)
 
         is_measured = self._num_tokens >= MIN_RATE_TOKENS
-        is_slower = is_measured and self._guessing_rate.mean > self._autoregressive_rate.mean
-        if is_slower or self._num_tokens >= self._rest_tokens:
+        plain_is_slower = is_measured and self._guessing_rate.mean > self._plain_rate.mean
+        if plain_is_slower or self._num_tokens >= self._rest_tokens:
             self._turn(guesses=True)
 
     def _turn(self, guesses: bool) -> None:

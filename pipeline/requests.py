@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from config.failure import PeerLost
-from model.cache import upload
+from model.devices import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
@@ -90,7 +90,7 @@ class RequestTarget(Target):
     def wait(self) -> Progress:
         assert self.in_flight, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
-            num_in_flight = self.in_flight
+            num_in_flight = self.in_flight  # it also falls when a segment returns without rows, which is never ready
             while not self.ready() and self.in_flight == num_in_flight:
                 yield WAIT
 
@@ -120,7 +120,9 @@ class RequestTarget(Target):
 
     def worth_waiting(self, expected_tokens: float) -> bool:
         self._finish_level()
-        is_reading_prompt = len(self.tree.trunk) <= self._prompt_length + 1  # a network of the draft
+
+        # a draft's network reads the prompt in the first level, whose time is thus no level's
+        is_reading_prompt = len(self.tree.trunk) <= self._prompt_length + 1
         if not self.options.thrifty or is_reading_prompt:
             return False
 
@@ -141,13 +143,13 @@ class RequestTarget(Target):
         may_fall_back = self.options.plain_seconds and len(self.ring.running) == 1
         return not may_fall_back or self.ring.pacing.fallback.guesses
 
-    def drafted(self, seconds: float) -> None:
+    def add_level_seconds(self, seconds: float) -> None:
         """Add the seconds of a network's pass to the newest level."""
         self._level_seconds += seconds
 
     def _finish_level(self) -> None:
         if self._level_seconds:
-            self.ring.pacing.gate.drafted(self._level_seconds)
+            self.ring.pacing.gate.add_level(self._level_seconds)
         self._level_seconds = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
@@ -171,9 +173,9 @@ class RequestTarget(Target):
         self._settled_length = len(self.tree.trunk)
 
         # rates
-        pacing.gate.settled(num_settled, now)
+        pacing.gate.add_settled(num_settled, now)
         if len(self.ring.running) == 1:
-            pacing.fallback.settled(num_settled, now)
+            pacing.fallback.add_settled(num_settled, now)
         else:
             pacing.fallback.begin(self.options.plain_seconds)
 

@@ -10,7 +10,8 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from model.cache import Survivors, TreeCache, together, upload
+from model.cache import Survivors, TreeCache, together
+from model.devices import upload
 from pipeline.link import StageLink
 from pipeline.messages import (
     NOBODY,
@@ -171,7 +172,7 @@ class Stage:
         return [computed.get(segment.request, segment) for segment in segments]
 
     def _compute(self, segments: list[Segment], any_row_alive: Callable[[], bool]) -> dict[int, Segment]:
-        """Compute segments, and return them by request; without rows if they were given up."""
+        """Compute segments, at most one of each request; return them by request, without rows if they were given up."""
         # slots in the caches, and inputs
         for segment in segments:
             self.cache(segment.request).admit(segment.nodes, segment.parents, segment.text)

@@ -70,9 +70,6 @@ class Target(Protocol):
     def prune(self) -> None:
         """Send the list of live nodes to every stage."""
 
-    def close(self) -> None:
-        """End the request, and wait until every stage has forgotten it."""
-
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 from torch import Tensor
 
 from config.failure import Failure, guarded
-from model.cache import Admitted
+from model.cache import SegmentCache
 from model.drafts.draft import Passes, Read, Reading
 from model.drafts.network import by_network
 from pipeline.messages import Message
@@ -30,7 +30,7 @@ class SlowSlice:
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
         self.part, self.pace, self.share = part, pace, share
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor],
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inner: dict[int, Tensor],
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         start, profile = self.pace.now(), self.pace.profile
         layers = max(1, round(self.share * profile.layers))

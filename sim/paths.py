@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, AdmittedRows, AttentionForm, HeldSlots, attend
+from model.attention import PLAIN, AttentionForm, attend
+from model.cache import AdmittedRows, HeldSlots
 from model.llama import LlamaConfig, Slice
 from model.native.layers import NativeSlice
 

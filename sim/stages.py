@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from config.profiles import Profile
-from model.cache import Admitted, TreeCache
+from model.cache import SegmentCache, TreeCache
 from pipeline.messages import Message, Prune, Segment, facts_of, joined
 from pipeline.stage import Stage
 from pipeline.trace import NoTrace
@@ -166,7 +166,7 @@ class VirtualStage:
             self._report(features, now)
         self._work_on(now)
 
-    def _slice(self, x: Tensor, pos_T: Tensor, cache: Admitted, inputs: dict[int, Tensor],
+    def _slice(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inputs: dict[int, Tensor],
                alive: Callable[[], bool]) -> Tensor | None:
         """Take the modelled time; return one column in place of hidden states, which no stage reads."""
         self._clock.set(self._ends_at)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import cache as caches
+from model.attention import PLAIN, AttentionForm, from_int8, to_int8
 from model.tree import TokenTree, verify
 from tests.tiny import CONFIG, TINY
 
@@ -109,7 +110,7 @@ def rows_agree(cut, whole, tree, nodes, noise):
     q, k, v = torch.randn(shape, dtype=torch.float64, generator=noise)
     for cache in (whole, cut):
         cache.admit(nodes, [tree.nodes[node].parent for node in nodes], text)
-    for layer, form in enumerate((caches.AttentionForm(window=6), caches.PLAIN)):
+    for layer, form in enumerate((AttentionForm(window=6), PLAIN)):
         made = [cache.attend(layer, q, k, v, form) for cache in (cut, whole)]
         torch.testing.assert_close(*made, atol=1e-12, rtol=0)
 
@@ -195,9 +196,9 @@ def test_a_full_cache_says_what_to_do():
 def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_the_memory():
     x_KTE = torch.randn(2, 5, 64)
     x_KTE[1, 3] = 0
-    codes, scale = caches.to_int8(x_KTE)
+    codes, scale = to_int8(x_KTE)
     room = [torch.empty(2, 5, 64, dtype=torch.float64) for _ in range(2)]
-    found, _ = caches.from_int8((codes, codes, scale, scale), room)
+    found, _ = from_int8((codes, codes, scale, scale), room)
     assert bool(((found - x_KTE).abs() <= 0.5001 * scale).all())
     plain, small = (caches.TreeCache((3, 2, 50, 64),
                                      torch.float32, "cpu", (), eight)

@@ -8,7 +8,7 @@ import pytest
 
 from config.failure import PeerLost
 from model.sample import Sampler
-from pipeline.decode import Request, Settled
+from pipeline.decode import Request, TokenStream
 from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
 from tests.tiny import TINY, TREE, Oracle, pipeline
@@ -148,7 +148,7 @@ def test_a_request_whose_pipeline_is_lost_is_taken_back_once():
         raise PeerLost("rank 1 was lost")
 
     decoder = SimpleNamespace(add=lambda task: None, remove=lost, turn=lambda: lost("turn"))
-    settled = Settled(SimpleNamespace(tree=None, settled=[], ended=False), decoder, waits=True)
+    settled = TokenStream(SimpleNamespace(tree=None, unread=[], ended=False), decoder, waits=True)
     with pytest.raises(PeerLost):
         next(settled)
     settled.close()

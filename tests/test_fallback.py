@@ -24,7 +24,7 @@ PROMPT = [3, 1, 4, 1, 5]
 def opened(plain: float = 1.0) -> Fallback:
     fallback = Fallback()
     fallback.begin(plain)
-    fallback.settled(1, 0.0)
+    fallback.add_settled(1, 0.0)
     return fallback
 
 
@@ -35,7 +35,7 @@ def settle(fallback: Fallback, count: int, guessing: float, plain: float = 1.0, 
     for _ in range(count):
         ways.append(fallback.guesses)
         now += guessing if fallback.guesses else plain
-        fallback.settled(1, now)
+        fallback.add_settled(1, now)
     return ways, now
 
 
@@ -52,7 +52,7 @@ def test_guessing_that_is_quicker_goes_on_through_some_misses():
     for _ in range(100):
         for tokens in (1, 1, 1, 1, 4, 6):
             now += 1.2
-            fallback.settled(tokens, now)
+            fallback.add_settled(tokens, now)
             assert fallback.guesses
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_reques
     fallback = opened()
     for request in range(10):
         fallback.begin(1.0)
-        fallback.settled(1, 1000.0 * request)
+        fallback.add_settled(1, 1000.0 * request)
     assert fallback.guesses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.cache import attention
+from model.attention import attention
 from model.llama import LlamaConfig, Slice, fill
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 80, "vocab_size": 61,

@@ -225,7 +225,7 @@ class Breaking:
         self._pipeline.close()
 
     def turn(self):
-        if self.losses and self._pipeline.decoder.running[0].settled is not None:
+        if self.losses and self._pipeline.decoder.running[0].unread is not None:
             raise PeerLost(self.losses.pop())
         self._pipeline.turn()
 

@@ -118,18 +118,18 @@ def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_th
 def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
     gate = DraftGate()
     assert gate.is_worth_drafting(0.0, 0.0, 0.0), "nothing is known yet"
-    gate.drafted(2.0)
-    gate.settled(0, 0.0)
-    gate.settled(2, 1.0)  # two tokens a second
+    gate.add_level(2.0)
+    gate.add_settled(0, 0.0)
+    gate.add_settled(2, 1.0)  # two tokens a second
     assert gate.is_worth_drafting(promise, due, 3.0) is pays
 
 
 def test_what_was_settled_long_ago_counts_little():
     gate = DraftGate()
-    gate.drafted(1.0)
-    gate.settled(0, 0.0)
-    gate.settled(100, 1.0)
-    gate.settled(0, 1.0 + 5 * RATE_SECONDS)
+    gate.add_level(1.0)
+    gate.add_settled(0, 0.0)
+    gate.add_settled(100, 1.0)
+    gate.add_settled(0, 1.0 + 5 * RATE_SECONDS)
     assert gate.is_worth_drafting(5.0, 0.0, 20.0)
 
 

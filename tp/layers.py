@@ -12,7 +12,8 @@ from typing import Any, Callable
 
 from torch import Tensor, nn
 
-from model.cache import Admitted, Rows
+from model.attention import CachedRows
+from model.cache import SegmentCache
 from model.llama import Experts, Layer, LlamaConfig, Slice
 from model.rotary import Rotation
 from tp.comm import Comm, Products
@@ -110,7 +111,7 @@ class TPLayer(nn.Module):
                 setattr(block, name, RowParallel(getattr(block, name), self.comm))
         return products
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
         x = self.input_layernorm(x_TD)
         if self.opens:
             x_tD = self.comm.scatter(x_TD)
@@ -154,7 +155,7 @@ class ShardedSlice:
             assert isinstance(layer, Layer), f"layer {number} is a {type(layer).__name__}: it was sharded before"
             body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor] | None = None,
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inner: dict[int, Tensor] | None = None,
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor:
         self.comm.open(len(x), cache.settled)
         out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))

@@ -26,7 +26,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.progress import ProgressBar
 from launch.virtual import as_virtual
-from model.cache import Admitted, TreeCache
+from model.cache import SegmentCache, TreeCache
 from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Guesses
 from model.drafts.eagle import Eagle
@@ -250,7 +250,7 @@ class Replayed(TreeDraft):
     def network(self) -> object:
         return self
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model only reads tokens
         position_T = pos_T + self.lag
         return torch.stack([depth_T.double(), position_T.double()], -1)
@@ -292,5 +292,5 @@ class ReplayedBlock(Replayed, BlockDraft):
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         return BlockDraft.known(self, tree, fresh)
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask predicts the token at its own place

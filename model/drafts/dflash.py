@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.block_heads import BlockForm
-from model.cache import Rows
+from model.attention import CachedRows
 from model.drafts.draft import Guesses, Read, Reading, Steps
 from model.drafts.heads import Head
 from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
@@ -34,7 +34,7 @@ class DFlashHead(Head):
         self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
         self.norm = RMSNorm(c.hidden, c.eps)
 
-    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the output for each row of a block, `[T, D]`; for rows of text, only keys and values matter."""
         of_text_T1 = (token_T == TEXT)[:, None]
         feature_TD = self.hidden_norm(self.fc(feature_TN))

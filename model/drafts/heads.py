@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.heads import HeadDialect
-from model.cache import Rows
+from model.attention import CachedRows
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
 from model.rotary import Rotary, Rotation
 
@@ -45,7 +45,7 @@ class EagleHead(Head):
         self.fc = linear(2 * c.hidden, c.hidden, bias)
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
 
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the predicted feature of each token, `[T, D]`."""
         x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
         return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
@@ -67,7 +67,7 @@ class MidLayer(nn.Module):
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
 
-    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
+    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: CachedRows) -> Tensor:
         normed_TD = self.hidden_norm(feature_TD)
         both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
         residual_TD = normed_TD if self.norm_before_residual else feature_TD
@@ -105,7 +105,7 @@ class Eagle3Head(Head):
             inner_TN = torch.cat(normed, -1)
         return self.fc(inner_TN)  # type: ignore[no-any-return]
 
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the output for each pair, `[T, D]`; `feature_TD` are the target's inner features or the head's own."""
         if feature_TD.shape[-1] == self.fc.in_features:
             feature_TD = self.join(feature_TD)
@@ -140,7 +140,7 @@ class MtpHead(Head):
         self.layers = nn.ModuleList([Layer(c)])
         self.final_layernorm = RMSNorm(c.hidden, c.eps)
 
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the output for each pair, `[T, D]`."""
         token_TD = self.token_layernorm(self.embed_tokens(token_T))
         both = torch.cat((self.hidden_layernorm(feature_TD), token_TD), -1)

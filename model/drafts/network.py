@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from config.trees import Growth
-from model.cache import Admitted, TreeCache, together
+from model.cache import SegmentCache, TreeCache, together
 from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Steps, WorthDrafting, always
 from model.rules import Proposed, drawing, drawn, laws, spread
 from model.sample import Sampler, not_finite
@@ -138,7 +138,7 @@ class TreeDraft(Network):
         """Return the features `[T, D]` of guesses: the network's outputs for their parents."""
         return torch.stack([self._made[parent] for parent in parents])
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         """Return the network's output `[T, D]` for rows admitted to `cache`, its own or that of several twins."""
         made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
         return made
@@ -375,7 +375,8 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor], lm_head: LMHead, cache: TreeCache) -> None:
+    def __init__(self, model: Callable[[Tensor, Tensor, SegmentCache], Tensor], lm_head: LMHead,
+                 cache: TreeCache) -> None:
         self.network, self.lm_head = model, lm_head
         super().__init__(cache)
 
@@ -389,7 +390,7 @@ class ModelDraft(TreeDraft):
     def carried(self, parents: list[int]) -> Tensor:
         return self.cache.like.new_empty(len(parents), 0)
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         made: Tensor = self.network(token_T, pos_T, cache)
         return made
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from model.cache import AdmittingRows
+from model.cache import NativeCache
 from model.llama import Layer, LlamaConfig, Slice, fill
 from model.native.compiler import Level, library
 from model.native.structures import (
@@ -142,7 +142,7 @@ class NativeSlice:
         model.gelu, model.residual, model.score_cap = c.family.gelu, c.scales.residual, c.scales.score_cap
         return start(self, self._library, model, num_threads)
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: AdmittingRows,
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: NativeCache,
                  inner: dict[int, Tensor] | None = None,
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         """Return the hidden states `[T, D]` after the last layer; the arguments are those of `Slice.forward`.

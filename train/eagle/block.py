@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import PLAIN, AttentionForm, attention
+from model.attention import PLAIN, AttentionForm, attention
 from model.drafts.dflash import TEXT, DFlashHead
 from train.data import TokenRow
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted

@@ -13,7 +13,7 @@ from typing import Callable, Iterator, Union
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, AttentionForm, attention
+from model.attention import PLAIN, AttentionForm, attention
 from model.drafts.dflash import DFlashHead
 from model.drafts.heads import Eagle3Head, EagleHead
 
