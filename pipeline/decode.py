@@ -558,7 +558,7 @@ class Decoder:
         return self._note_progress([decoding.advance() for decoding in decodings])
 
     def _note_progress(self, has_progress: Sequence[bool]) -> bool:
-        """End finished requests; return whether one settled tokens or ended, after which earlier losses do not count."""
+        """End finished requests; return whether one settled tokens or ended: then earlier losses do not count."""
         if any(has_progress):
             self._recent_losses = 0
         self._end_finished()
