@@ -16,12 +16,12 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_179,
-    "model": 62_814,
-    "pipeline": 21_439,
+    "model": 62_897,
+    "pipeline": 21_460,
     "cluster": 20_486,
-    "tp": 5_863,
-    "sim": 7_749,
-    "launch": 40_529,
+    "tp": 5_867,
+    "sim": 7_753,
+    "launch": 40_546,
     "eval": 48_176,
     "serve": 20_496,
     "eval/dsi": 16_605,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.124
-BLANK_SHARE = 0.025
-EMPTY_COUNT = 830
+COMPOUND_SHARE = 0.19
+BLANK_SHARE = 0.056
+EMPTY_COUNT = 687
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
