@@ -20,6 +20,7 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
+from model import attention
 from model import cache as caches
 from model import llama
 from model.drafts.draft import NoDraft
@@ -199,7 +200,7 @@ def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_t
 @pytest.fixture
 def as_transformers_adds(monkeypatch):
     """Sum in float32 as the reference does, since last bits matter in a random model far into a text."""
-    for module in (caches, llama):
+    for module in (attention, caches, llama):
         monkeypatch.setattr(module, "for_sums", lambda x: x)
 
 

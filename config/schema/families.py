@@ -131,117 +131,161 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 
 def published(name: str, family: Family) -> str:
     """Return the name of one of the decoder's tensors in a checkpoint of its family: `names`, applied backwards."""
-    for pattern, ours in reversed(family.names):
-        name = name.replace(ours, pattern.replace("\\", ""))
+    for pattern, llama_name in reversed(family.names):
+        name = name.replace(llama_name, pattern.replace("\\", ""))
     return name
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `config.json` under uniform names. Raises ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
-    unread = DISTINCT.difference(family.reads if family else ())
-    config = {**(family.defaults if family else {}), **config}
-    config = {name: value for name, value in config.items() if name not in unread}
-    # transformers 4 has rope_theta next to `rope_scaling`, transformers 5 in `rope_parameters`, per kind of layer
+    expert_fields = family.experts if family else ()
+
+    # fields that the family reads, with its defaults
+    ignored_fields = DISTINCT.difference(family.reads if family else ())
+    with_defaults = {**(family.defaults if family else {}), **config}
+    config = {name: value for name, value in with_defaults.items() if name not in ignored_fields}
+
+    # uniform names
+    rope_fields = _rope_fields(config)
+    fields = {**config, **_uniform_rope_fields(config, rope_fields)}
+    fields["model_type"] = fields.get("model_type") or "llama"
+    if expert_fields:  # transformers 5 always names their number num_local_experts
+        fields[expert_fields[0]] = fields.get(expert_fields[0]) or fields.get("num_local_experts")
+
+    # checks
+    _refuse_others(fields, rope_fields)
+    if fields["model_type"] == "opt":  # it calls the first ffn_dim, and has no field for the second
+        fields.update(intermediate_size=fields.get("ffn_dim"), rms_norm_eps=1e-5)
+    needed_for_experts = (*expert_fields, "num_experts_per_tok") if expert_fields else ()
+    needed_for_rope = ROTARY[fields["rope_type"]]
+    check(fields, {}, "config.json", needed=(*NEEDED, *needed_for_rope, *needed_for_experts))
+    contradiction = next(_contradictions(fields), "")
+    if contradiction:
+        raise ValueError(f"config.json says {contradiction}; copy it again from the model")
+    return fields
+
+
+def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of rotary positions: of `rope_scaling`, or in transformers 5 of `rope_parameters`.
+
+    The latter may be those of the kinds of layers; then they are the fields of layers with full attention.
+    """
     parameters = config.get("rope_parameters") or {}
-    local = (parameters.get("sliding_attention") or {}).get("rope_theta")
-    rotary = dict(config.get("rope_scaling") or {})
-    rotary.update(parameters.get("full_attention", parameters))
-    known = {name: value for name, value in rotary.items() if name in ROPE}
-    elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # fields that have no effect outside of rope_scaling
-    given = {**config, **elsewhere, **known}
-    given["model_type"] = given.get("model_type") or "llama"
-    given["rope_local_base_freq"] = local or given.get("rope_local_base_freq")
-    given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
-    if given["rope_type"] == "longrope":  # its trained length may be outside of rope_scaling
-        trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        longest, factor = config.get("max_position_embeddings") or 0, rotary.get("factor") or 1
-        given["original_max_position_embeddings"] = trained or longest
-        if not trained and factor > 1 and longest > 1 and not given.get("attention_factor"):
-            given["attention_factor"] = (1 + log(factor) / log(longest)) ** 0.5
-    experts = family.experts if family else ()
-    if experts:  # transformers 5 always names their number num_local_experts
-        given[experts[0]] = given.get(experts[0]) or given.get("num_local_experts")
-    _refuse_others(given, rotary)
-    if given["model_type"] == "opt":  # it calls the first ffn_dim, and has no field for the second
-        given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    sparse = (*experts, "num_experts_per_tok") if experts else ()
-    turning = ROTARY[given["rope_type"]]
-    check(given, {}, "config.json", needed=(*NEEDED, *turning, *sparse))
-    misfit = next(_misfits(given), "")
-    if misfit:
-        raise ValueError(f"config.json says {misfit}; copy it again from the model")
-    return given
+    rope_fields = dict(config.get("rope_scaling") or {})
+    rope_fields.update(parameters.get("full_attention", parameters))
+    return rope_fields
 
 
-def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
+def _uniform_rope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what replaces fields of the config: those of rotary positions, under transformers 4's names."""
+    without_effect = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling
+    uniform = {**without_effect, **{name: value for name, value in rope_fields.items() if name in ROPE}}
+
+    sliding_layers = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    uniform["rope_local_base_freq"] = sliding_layers.get("rope_theta") or config.get("rope_local_base_freq")
+    uniform["rope_type"] = rope_fields.get("rope_type") or rope_fields.get("type") or "default"
+    if uniform["rope_type"] == "longrope":
+        uniform.update(_longrope_fields(config, rope_fields))
+    return uniform
+
+
+def _longrope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trained length, which may be outside of `rope_scaling`, and the factor of attention scores."""
+    key = "original_max_position_embeddings"
+    trained_length = rope_fields.get(key) or config.get(key)
+    max_length, factor = config.get("max_position_embeddings") or 0, rope_fields.get("factor") or 1
+
+    fields = {key: trained_length or max_length}
+    has_factor = rope_fields.get("attention_factor")
+    if not trained_length and factor > 1 and max_length > 1 and not has_factor:
+        fields["attention_factor"] = (1 + log(factor) / log(max_length)) ** 0.5
+    return fields
+
+
+def _refuse_others(fields: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> None:
     """Raise ValueError if a field has a value that is not supported for its family."""
-    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
-    checks: list[tuple[str, Any, Any]] = [
-        ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
-        ("rope_scaling", unknown, ({},))]
-    family = FAMILIES.get(given["model_type"])
-    of_family = family.allowed if family else {}
-    allowed = {**SUPPORTED, **of_family, "word_embed_proj_dim": given.get("hidden_size")}
-    checks += [(name, given.get(name), (only, None)) for name, only in allowed.items() if only is not ANY]
-    for name, got, fine in checks:
-        if got not in fine:
-            only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"
-            raise ValueError(f"config.json says {name}={short_repr(got)}, which is not supported (only {only})")
+    unknown_rope_fields = {
+        name: value for name, value in rope_fields.items() if name not in ROPE and value is not None}
+    checks: list[tuple[str, Any, Any]] = [  # name, value, supported values
+        ("model_type", fields["model_type"], FAMILIES),
+        ("rope_scaling", fields["rope_type"], ROTARY),
+        ("rope_scaling", unknown_rope_fields, ({},))]
+
+    family = FAMILIES.get(fields["model_type"])
+    allowed_by_family = family.allowed if family else {}
+    supported = {**SUPPORTED, **allowed_by_family, "word_embed_proj_dim": fields.get("hidden_size")}
+    checks += [(name, fields.get(name), (only_value, None))
+               for name, only_value in supported.items() if only_value is not ANY]
+
+    for name, value, supported_values in checks:
+        if value not in supported_values:
+            advice = " or ".join(repr(each) for each in supported_values if each is not None) or "unquantized weights"
+            raise ValueError(f"config.json says {name}={short_repr(value)}, which is not supported (only {advice})")
 
 
-def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield the contradictions between fields that are valid alone."""
-    hidden, heads = given["hidden_size"], given["num_attention_heads"]
-    shared, size = given.get("num_key_value_heads") or heads, given.get("head_dim") or hidden // heads
-    if heads % shared:
-        yield f"num_attention_heads={heads}, which is not a multiple of num_key_value_heads={shared}"
-    if not given.get("head_dim") and hidden % heads:
-        yield f"hidden_size={hidden}, which is not a multiple of num_attention_heads={heads}"
-    turned = int(size * (given.get("partial_rotary_factor") or 1))
-    if FAMILIES[given["model_type"]].rotary and (turned % 2 or not turned):
-        yield f"head_dim={size}, but rotary positions rotate dimensions in pairs"
-    for name in ROTARY["longrope"] if given["rope_type"] == "longrope" else ():
-        if len(given[name]) != turned // 2:
-            yield f"{len(given[name])} numbers in {name}, but {turned} dimensions rotate in pairs"
-    kinds = FAMILIES[given["model_type"]].experts
-    if kinds and given["num_experts_per_tok"] > given[kinds[0]]:
-        yield f"num_experts_per_tok={given['num_experts_per_tok']}, but {kinds[0]}={given[kinds[0]]}"
-    for name in ("layer_types", "no_rope_layers"):
-        entries, layers = given.get(name) or (), given["num_hidden_layers"]
-        if len(set(entries)) > 1 and len(entries) != layers:
-            yield f"{len(entries)} entries in {name}, but num_hidden_layers={layers}"
-    if given["rope_type"] == "yarn" and given.get("rope_theta") == 1:
+    family, rope_type = FAMILIES[fields["model_type"]], fields["rope_type"]
+    hidden_size, num_heads = fields["hidden_size"], fields["num_attention_heads"]
+    num_kv_heads = fields.get("num_key_value_heads") or num_heads
+    head_dim = fields.get("head_dim") or hidden_size // num_heads
+
+    # heads
+    if num_heads % num_kv_heads:
+        yield f"num_attention_heads={num_heads}, which is not a multiple of num_key_value_heads={num_kv_heads}"
+    if not fields.get("head_dim") and hidden_size % num_heads:
+        yield f"hidden_size={hidden_size}, which is not a multiple of num_attention_heads={num_heads}"
+
+    # rotary positions
+    rotary_dim = int(head_dim * (fields.get("partial_rotary_factor") or 1))
+    if family.rotary and (rotary_dim % 2 or not rotary_dim):
+        yield f"head_dim={head_dim}, but rotary positions rotate dimensions in pairs"
+    for name in ROTARY["longrope"] if rope_type == "longrope" else ():
+        if len(fields[name]) != rotary_dim // 2:
+            yield f"{len(fields[name])} numbers in {name}, but {rotary_dim} dimensions rotate in pairs"
+    if rope_type == "yarn" and fields.get("rope_theta") == 1:
         yield "rope_theta=1, which makes all waves equally long, so that yarn cannot separate long ones from short ones"
-    if given["rope_type"] == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
-        yield (f"low_freq_factor={given['low_freq_factor']}, which is not below "
-               f"high_freq_factor={given['high_freq_factor']}")
+    if rope_type == "llama3" and fields["low_freq_factor"] >= fields["high_freq_factor"]:
+        yield (f"low_freq_factor={fields['low_freq_factor']}, which is not below "
+               f"high_freq_factor={fields['high_freq_factor']}")
+
+    # experts, and lists of layers
+    if family.experts and fields["num_experts_per_tok"] > fields[family.experts[0]]:
+        yield (f"num_experts_per_tok={fields['num_experts_per_tok']}, but "
+               f"{family.experts[0]}={fields[family.experts[0]]}")
+    for name in ("layer_types", "no_rope_layers"):
+        entries, num_layers = fields.get(name) or (), fields["num_hidden_layers"]
+        if len(set(entries)) > 1 and len(entries) != num_layers:
+            yield f"{len(entries)} entries in {name}, but num_hidden_layers={num_layers}"
 
 
 # --- differences between layers ---------------------------------------------------------------------------------------
 
-def windows(given: Mapping[str, Any], family: Family) -> tuple[int, ...]:
+def windows(fields: Mapping[str, Any], family: Family) -> tuple[int, ...]:
     """Return the attention window of each layer in positions, 0 for none; empty if no layer has a window."""
-    window, layers = given.get("sliding_window"), given["num_hidden_layers"]
-    if not window or not given.get("use_sliding_window", True):
+    window_size, num_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
+    if not window_size or not fields.get("use_sliding_window", True):
         return ()
-    kinds = given.get("layer_types")
-    every = given.get("sliding_window_pattern") or family.windows
-    first = given.get("max_window_layers") or 0
-    if kinds is not None:
-        slides = [kind == "sliding_attention" for kind in kinds]
+
+    layer_types = fields.get("layer_types")
+    if layer_types is not None:
+        has_window = [layer_type == "sliding_attention" for layer_type in layer_types]
     elif "no_rope_layers" in family.reads:
-        slides = list(unturned(given))
+        has_window = list(unturned(fields))
     else:
-        full = range(every - 1, layers, every) if every else ()
-        slides = [layer >= first and layer not in full for layer in range(layers)]
-    return tuple(window if slide else 0 for slide in slides) if any(slides) else ()
+        full_interval = fields.get("sliding_window_pattern") or family.windows
+        full_layers = range(full_interval - 1, num_layers, full_interval) if full_interval else ()
+        first_window_layer = fields.get("max_window_layers") or 0
+        has_window = [layer >= first_window_layer and layer not in full_layers for layer in range(num_layers)]
+
+    return tuple(window_size if slides else 0 for slides in has_window) if any(has_window) else ()
 
 
-def unturned(given: Mapping[str, Any]) -> tuple[bool, ...]:
+def unturned(fields: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return for each layer whether it has no rotary positions; empty if all layers have them."""
-    turns = given.get("no_rope_layers")  # 1 for a layer with rotary positions
-    every, layers = given.get("no_rope_layer_interval"), given["num_hidden_layers"]
-    if turns is None and every:
-        turns = [(layer + 1) % every for layer in range(layers)]
-    return tuple(not turn for turn in turns or ())
+    has_rope = fields.get("no_rope_layers")  # 1 for a layer with rotary positions
+    interval, num_layers = fields.get("no_rope_layer_interval"), fields["num_hidden_layers"]
+    if has_rope is None and interval:
+        has_rope = [(layer + 1) % interval for layer in range(num_layers)]
+    return tuple(not turns for turns in has_rope or ())

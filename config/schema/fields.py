@@ -16,18 +16,20 @@ from config.schema.untrusted import is_name, read_json, short_repr
 class Kind:
     """The values that a field may hold: their description, and a predicate."""
 
-    words: str
+    words: str  # as in "a whole number from 1 to 9"
     fits: Callable[[Any], bool]
 
 
-def integer(low: int, high: int) -> Kind:
-    """Return the kind of whole numbers from `low` to `high`, inclusive."""
-    return Kind(f"a whole number from {low} to {high}", lambda value: fits(value, int) and low <= value <= high)
+def integer(min_value: int, max_value: int) -> Kind:
+    """Return the kind of whole numbers from `min_value` to `max_value`, inclusive."""
+    return Kind(f"a whole number from {min_value} to {max_value}",
+                lambda value: fits(value, int) and min_value <= value <= max_value)
 
 
-def number(low: float, high: float) -> Kind:
-    """Return the kind of numbers from `low` to `high`, inclusive; NaN is not one."""
-    return Kind(f"a number from {low:g} to {high:g}", lambda value: fits(value, float) and low <= value <= high)
+def number(min_value: float, max_value: float) -> Kind:
+    """Return the kind of numbers from `min_value` to `max_value`, inclusive; NaN is not one."""
+    return Kind(f"a number from {min_value:g} to {max_value:g}",
+                lambda value: fits(value, float) and min_value <= value <= max_value)
 
 
 def one_of(*texts: str) -> Kind:
@@ -35,10 +37,10 @@ def one_of(*texts: str) -> Kind:
     return Kind(f"one of {', '.join(texts)}", lambda value: fits(value, str) and value in texts)
 
 
-def list_of(kind: Kind, most: int) -> Kind:
-    """Return the kind of lists of at most `most` values of one kind."""
-    return Kind(f"a list of at most {most}, each of them {kind.words}",
-                lambda value: fits(value, list) and len(value) <= most and all(map(kind.fits, value)))
+def list_of(kind: Kind, max_length: int) -> Kind:
+    """Return the kind of lists of at most `max_length` values of one kind."""
+    return Kind(f"a list of at most {max_length}, each of them {kind.words}",
+                lambda value: fits(value, list) and len(value) <= max_length and all(map(kind.fits, value)))
 
 
 def _by_name(*rows: tuple[Kind, str]) -> dict[str, Kind]:
@@ -87,38 +89,44 @@ ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
 GENERATION = {"eos_token_id": TOKENS}
 
 
-def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
+def check(fields: Mapping[str, Any], table: Mapping[str, Kind], source_name: object,
           remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
-    """Raise ValueError, from `where` to `remedy`, if a field is not of its kind, or a needed one is missing."""
+    """Raise ValueError if a field is not of its kind, or a needed one is missing.
+
+    The sentence begins with `source_name`, a file or what else holds the fields, and ends with `remedy`.
+    """
     for name in needed:
-        if given.get(name) is None:
-            raise ValueError(f"{where} does not give {name}; {remedy}")
+        if fields.get(name) is None:
+            raise ValueError(f"{source_name} does not give {name}; {remedy}")
+
     for name, kind in table.items():
-        value = given.get(name)
+        value = fields.get(name)
         if value is not None and not kind.fits(value):
-            raise ValueError(f"{where} says {name}={short_repr(value)}, which should be {kind.words}; {remedy}")
+            raise ValueError(f"{source_name} says {name}={short_repr(value)}, which should be {kind.words}; {remedy}")
 
 
 def unwrapped(config: dict[str, Any]) -> dict[str, Any]:
     """Return a `config.json` with nested fields moved to the top: heads in the format of speculators nest those of
     their layers, and multimodal models those of their text."""
-    for where in ("transformer_layer_config", "text_config"):
-        inner = config.get(where)
-        if isinstance(inner, dict):
-            said = {name: value for name, value in inner.items() if value is not None}
-            said["architectures"] = config.get("architectures") if where != "text_config" else None
-            return {**config, **said, where: None}
+    for outer_name in ("transformer_layer_config", "text_config"):
+        nested = config.get(outer_name)
+        if isinstance(nested, dict):
+            nested_fields = {name: value for name, value in nested.items() if value is not None}
+            is_text = outer_name == "text_config"
+            nested_fields["architectures"] = None if is_text else config.get("architectures")
+            return {**config, **nested_fields, outer_name: None}
+
     return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the `config.json` of a model or a head, and check its fields and those of a `generation_config.json`."""
-    path, generation = folder / "config.json", folder / "generation_config.json"
-    config = unwrapped(read_json(path))
-    check(config, CONFIG, path)
+    config_path, generation_path = folder / "config.json", folder / "generation_config.json"
+    config = unwrapped(read_json(config_path))
+
+    check(config, CONFIG, config_path)
     for name in ("rope_scaling", "rope_parameters"):
-        rotary = config.get(name) or {}
-        check(rotary, ROPE, f"{name} in {path}")
-    if generation.is_file():
-        check(read_json(generation), GENERATION, generation)
+        check(config.get(name) or {}, ROPE, f"{name} in {config_path}")
+    if generation_path.is_file():
+        check(read_json(generation_path), GENERATION, generation_path)
     return config

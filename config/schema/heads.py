@@ -66,94 +66,112 @@ def usual_layers(layers: int) -> tuple[int, ...]:
 
 def read_dialect(config: Mapping[str, Any], layers: int) -> HeadDialect:
     """Return the dialect of an EAGLE-3 head for a target with `layers` layers; `head_problems` has checked `config`."""
-    given = {**config, **(config.get(NESTED) or {})}
-    norms = {name: bool(given.get(name)) for name in NORMS}
-    return HeadDialect(_inner(given, layers), **norms, partial=bool(config.get(PARTIAL)))
+    flat_config = {**config, **(config.get(NESTED) or {})}
+    norms = {name: bool(flat_config.get(name)) for name in NORMS}
+    return HeadDialect(_inner_layers(flat_config, layers), **norms, partial=bool(config.get(PARTIAL)))
 
 
-def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _inner_layers(flat_config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Return the layers of which a head reads the inputs; the input of layer 2 is the output of layer 1.
 
     A list that equals the default one, counted either way, means the default. Otherwise `COUNTED` decides, and then
     the writer of the file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.
     """
-    named = [tuple(given[key]) for key in LAYERS if given.get(key)]
-    ids = named[0] if named else ()
-    usual = usual_layers(layers)
-    if not ids or ids in (usual, tuple(layer - 1 for layer in usual)):
-        return usual
-    inputs = KIND in given or ids[-1] == layers
-    if given.get(COUNTED):
-        inputs = given[COUNTED] == "inputs"
-    return ids if inputs else tuple(number + 1 for number in ids)
+    id_lists = [tuple(flat_config[key]) for key in LAYERS if flat_config.get(key)]
+    layer_ids = id_lists[0] if id_lists else ()
+
+    default_ids = usual_layers(layers)
+    default_as_outputs = tuple(layer - 1 for layer in default_ids)
+    if not layer_ids or layer_ids in (default_ids, default_as_outputs):
+        return default_ids
+
+    counts_inputs = KIND in flat_config or layer_ids[-1] == layers
+    if flat_config.get(COUNTED):
+        counts_inputs = flat_config[COUNTED] == "inputs"
+    return layer_ids if counts_inputs else tuple(layer_id + 1 for layer_id in layer_ids)
 
 
 def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the description, in a head in the format of speculators, of the model for which it was trained."""
-    outer = config.get("speculators_config")
-    named = outer.get("verifier") if isinstance(outer, dict) else None
-    return named if isinstance(named, dict) else {}
+    writer_config = config.get("speculators_config")
+    description = writer_config.get("verifier") if isinstance(writer_config, dict) else None
+    return description if isinstance(description, dict) else {}
 
 
-def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: int) -> Iterator[str]:
+def head_problems(config: Mapping[str, Any], is_eagle3: bool, layers: int, context: int) -> Iterator[str]:
     """Yield the problems of a head as ends of a sentence, for a target of `layers` layers and a longest `context`."""
-    nested = config.get(NESTED) or {}
-    only = {**ONLY, **dict.fromkeys(THIRD, third)}
-    if not third:
-        only.update(FIRST_ONLY)
-    outer = [(key, value, READ) for key, value in config.items()]
-    inner = [(key, value, INSIDE) for key, value in nested.items()]
-    for key, value, read in outer + inner:
+    nested_config = config.get(NESTED) or {}
+    flat_config = {**config, **nested_config}
+    only_values = {**ONLY, **dict.fromkeys(THIRD, is_eagle3)}
+    if not is_eagle3:
+        only_values.update(FIRST_ONLY)
+
+    # each key
+    outer_entries = [(key, value, READ) for key, value in config.items()]
+    nested_entries = [(key, value, INSIDE) for key, value in nested_config.items()]
+    for key, value, read_keys in outer_entries + nested_entries:
         if value is None or key in HARMLESS or key.startswith("_"):
             continue
-        if key in only:
-            if value != only[key]:
-                yield only_supported(key, value, repr(only[key]))
-        elif key not in read:
+        if key in only_values:
+            if value != only_values[key]:
+                yield only_supported(key, value, repr(only_values[key]))
+        elif key not in read_keys:
             yield (f"has the unknown key {key!r}, which may change what the head computes; if it does not, "
                    "delete it there")
-        elif key in LAYERS:
-            yield from _layer_problems(key, value, third)
-        elif key in (*NORMS, PARTIAL) and not fits(value, bool):
-            yield only_supported(key, value, "true or false")
-        elif key == COUNTED and value not in ("inputs", "outputs"):
-            yield only_supported(key, value, "inputs or outputs")
-    if third:
-        yield from _reach_problems({**config, **nested}, layers)
-    if third and config.get(PARTIAL) and not {**config, **nested}.get("fc_norm"):
+        else:
+            yield from _value_problems(key, value, is_eagle3)
+
+    # keys together
+    if is_eagle3:
+        yield from _reach_problems(flat_config, layers)
+    if is_eagle3 and config.get(PARTIAL) and not flat_config.get("fc_norm"):
         yield only_supported("fc_norm", False, f"true, with {PARTIAL}")
     yield from _window_problems(config, context)
 
 
-def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
+def _value_problems(key: str, value: Any, is_eagle3: bool) -> Iterator[str]:
+    """Yield the problems of the value of a key that is read."""
+    if key in LAYERS:
+        yield from _layer_problems(key, value, is_eagle3)
+    elif key in (*NORMS, PARTIAL) and not fits(value, bool):
+        yield only_supported(key, value, "true or false")
+    elif key == COUNTED and value not in ("inputs", "outputs"):
+        yield only_supported(key, value, "inputs or outputs")
+
+
+def _layer_problems(key: str, layer_ids: Any, is_eagle3: bool) -> Iterator[str]:
     """Yield the problems of a list of layers; an empty list means the default."""
-    if not third and ids != []:
+    if not is_eagle3 and layer_ids != []:
         yield f"says {key}, which only an EAGLE-3 head has; take weights and config.json of the same head"
         return
-    rising = fits(ids, [int]) and sorted(set(ids)) == ids
-    if not rising or len(ids) == 1 or ids and ids[0] < 0:
-        yield only_supported(key, ids, "two or more layers in rising order")
+
+    is_rising = fits(layer_ids, [int]) and sorted(set(layer_ids)) == layer_ids
+    if not is_rising or len(layer_ids) == 1 or layer_ids and layer_ids[0] < 0:
+        yield only_supported(key, layer_ids, "two or more layers in rising order")
 
 
-def _reach_problems(given: Mapping[str, Any], layers: int) -> Iterator[str]:
+def _reach_problems(flat_config: Mapping[str, Any], layers: int) -> Iterator[str]:
     """Yield problems of layers that the target does not have, or of a number of layers given elsewhere."""
-    inner, count = _inner(given, layers), given.get("num_aux_hidden_states")
-    if inner and inner[-1] > layers:
-        yield f"reads the inputs of layers {list(inner)}, but the model has {layers}; take the head for this model"
-    if count is not None and count != len(inner or (0, 0, 0)):
-        yield only_supported("num_aux_hidden_states", count, f"{len(inner)}, one for each listed layer")
+    inner_layers, count = _inner_layers(flat_config, layers), flat_config.get("num_aux_hidden_states")
+    if inner_layers and inner_layers[-1] > layers:
+        yield (f"reads the inputs of layers {list(inner_layers)}, but the model has {layers}; "
+               "take the head for this model")
+    if count is not None and count != len(inner_layers or (0, 0, 0)):
+        yield only_supported("num_aux_hidden_states", count, f"{len(inner_layers)}, one for each listed layer")
 
 
 def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
     """Yield the problems of sliding windows; a window of at least `context` is plain attention."""
-    kinds, window = config.get("layer_types"), config.get("sliding_window")
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
-        yield only_supported("layer_types", kinds, "['full_attention']")
-    used = window is not None and config.get("use_sliding_window") is not False
-    if used and not (isinstance(window, int) and window >= context):
-        yield only_supported("sliding_window", window, f"null, use_sliding_window=false or at least {context}")
+    layer_types, window_size = config.get("layer_types"), config.get("sliding_window")
+    if layer_types is not None and any(layer_type != "full_attention" for layer_type in layer_types):
+        yield only_supported("layer_types", layer_types, "['full_attention']")
+
+    has_window = window_size is not None and config.get("use_sliding_window") is not False
+    if has_window and not (isinstance(window_size, int) and window_size >= context):
+        yield only_supported("sliding_window", window_size, f"null, use_sliding_window=false or at least {context}")
 
 
-def only_supported(key: str, value: Any, only: str) -> str:
+def only_supported(key: str, value: Any, only_value: str) -> str:
     """Return the problem of a value that is not supported, as the end of a sentence."""
-    return f"says {key}={short_repr(value)}, which is not supported (only {only}); take another head for this model"
+    return (f"says {key}={short_repr(value)}, which is not supported (only {only_value}); "
+            "take another head for this model")

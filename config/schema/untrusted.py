@@ -30,18 +30,15 @@ _brief.maxstring = _brief.maxother = 80
 
 def one_line(text: str) -> str:
     """Escape everything that a terminal could interpret, and cut the middle of a long text, since its end is a fix."""
-    def escaped(sign: str) -> str:
-        return sign if sign.isprintable() else ascii(sign)[1:-1]
-
     if len(text) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2
-        text = f"{text[:half]}...{text[-half:]}"
-    return "".join(map(escaped, text))
+        half_length = LONGEST_TEXT // 2
+        text = f"{text[:half_length]}...{text[-half_length:]}"
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def escaped(text: str) -> str:
     """Escape the control characters of a text, but keep its lines."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def short_repr(value: object) -> str:
@@ -74,15 +71,16 @@ def stays_inside(name: object) -> bool:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def read_bytes(path: Name, remedy: str, most: int | None = None) -> bytes:
-    """Read a file. Raises ValueError, ending with the remedy, if it is not readable or has more than `most` bytes."""
+def read_bytes(path: Name, remedy: str, max_bytes: int | None = None) -> bytes:
+    """Read a file. Raises ValueError, ending with the remedy, if it is unreadable or has more than `max_bytes`."""
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} is a folder, a device or a pipe: {remedy}")
-        size = path.stat().st_size
-        if most is not None and size > most:
-            raise ValueError(f"{path} has {size} bytes, too many for a file of its kind: {remedy}")
+
+        num_bytes = path.stat().st_size
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise ValueError(f"{path} has {num_bytes} bytes, too many for a file of its kind: {remedy}")
         return path.read_bytes()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}: {remedy}") from None
@@ -90,39 +88,40 @@ def read_bytes(path: Name, remedy: str, most: int | None = None) -> bytes:
         raise ValueError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
 
 
-def decoded(data: bytes, where: object, remedy: str) -> str:
+def decoded(data: bytes, source_name: object, remedy: str) -> str:
     """Decode UTF-8, with or without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = f"{error.reason} at byte {error.start}"
-        raise ValueError(f"{where} is not UTF-8 ({place}): {remedy}") from None
+        reason_there = f"{error.reason} at byte {error.start}"
+        raise ValueError(f"{source_name} is not UTF-8 ({reason_there}): {remedy}") from None
 
 
-def parse_json(text: str, where: object, remedy: str) -> Any:
-    """Parse JSON. Raises ValueError, beginning with `where`, if it is invalid, repeats a key or is too deep."""
+def parse_json(text: str, source_name: object, remedy: str) -> Any:
+    """Parse JSON. Raises ValueError, beginning with `source_name`, if it is invalid, repeats a key or is too deep."""
     try:
-        found = json.loads(text, object_pairs_hook=_unique_keys)
-        deep = _is_deep(found)
+        content = json.loads(text, object_pairs_hook=_unique_keys)
+        is_deep = _is_deep(content)
     except RecursionError:
-        deep = True
+        is_deep = True
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
-        raise ValueError(f"{where} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
+        raise ValueError(f"{source_name} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}): {remedy}") from None
-    if deep:
-        raise ValueError(f"{where} is nested too deeply (more than {DEEPEST} lists and objects within each other): "
-                         f"{remedy}")
-    return found
+        raise ValueError(f"{source_name} is not JSON ({error}): {remedy}") from None
+
+    if is_deep:
+        raise ValueError(f"{source_name} is nested too deeply (more than {DEEPEST} lists and objects within each "
+                         f"other): {remedy}")
+    return content
 
 
-def parse_object(data: bytes, where: object, remedy: str = AGAIN) -> dict[str, Any]:
-    """Parse bytes of JSON that must be an object. Raises ValueError, beginning with `where`, for anything else."""
-    found = parse_json(decoded(data, where, remedy), where, remedy)
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} is not a JSON object: {remedy}")
-    return found
+def parse_object(data: bytes, source_name: object, remedy: str = AGAIN) -> dict[str, Any]:
+    """Parse bytes of JSON that must be an object. Raises ValueError, beginning with `source_name`, for others."""
+    content = parse_json(decoded(data, source_name, remedy), source_name, remedy)
+    if not isinstance(content, dict):
+        raise ValueError(f"{source_name} is not a JSON object: {remedy}")
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -132,17 +131,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Create an object, and refuse repeated keys, since parsers differ in which value they take."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {short_repr(name)} occurs {count} times")
-    return found
+    values_by_key = dict(pairs)
+    if len(values_by_key) < len(pairs):
+        [(key, count)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {short_repr(key)} occurs {count} times")
+    return values_by_key
 
 
 def _is_deep(content: Any) -> bool:
+    """Return whether JSON has more than `DEEPEST` levels."""
     level = [content]
     for _ in range(DEEPEST):
-        inner = (outer.values() if isinstance(outer, dict) else outer for outer in level
-                 if isinstance(outer, (dict, list)))
-        level = list(chain.from_iterable(inner))
+        containers = [value for value in level if isinstance(value, (dict, list))]
+        inner_values = (each.values() if isinstance(each, dict) else each for each in containers)
+        level = list(chain.from_iterable(inner_values))
     return bool(level)

@@ -78,7 +78,7 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     _check_target(source, base, target, is_third)
 
     if not is_mtp:
-        problems_of = block_problems if is_block(source.config) else partial(head_problems, third=is_third)
+        problems_of = block_problems if is_block(source.config) else partial(head_problems, is_eagle3=is_third)
         problem = next(problems_of(source.config, layers=target.layers, context=target.context), None)
         if problem:
             raise ValueError(f"{source.folder / 'config.json'} {problem}")

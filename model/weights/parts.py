@@ -34,11 +34,11 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types 
 QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
 Shape = Tuple[int, ...]
 ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
-LAYERS = list_of(integer(0, 1 << 16), most=1024)
+LAYERS = list_of(integer(0, 1 << 16), max_length=1024)
 FIELDS = {  # of a manifest
     "rank": integer(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*QUANTIZATIONS),
-    "shares": list_of(number(1e-9, 1e9), most=1024),
+    "shares": list_of(number(1e-9, 1e9), max_length=1024),
     "inner": LAYERS,
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
                   and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])
