@@ -20,9 +20,8 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
-from model import attention
+from model import attention, llama
 from model import cache as caches
-from model import llama
 from model.drafts.draft import NoDraft
 from model.drafts.heads import EagleHead
 from model.drafts.mixture import Mixture
