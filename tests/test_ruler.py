@@ -15,7 +15,7 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_179,
+    "config": 23_334,
     "model": 62_897,
     "pipeline": 21_460,
     "cluster": 20_486,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.19
-BLANK_SHARE = 0.056
-EMPTY_COUNT = 687
+COMPOUND_SHARE = 0.194
+BLANK_SHARE = 0.057
+EMPTY_COUNT = 671
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
