@@ -37,16 +37,18 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
 
     Raises ValueError, with the fix, for a model that is missing and cannot be fetched.
     """
-    asked = raw["model"]
+    typed_model = raw["model"]
     root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
-    path = Path(asked).expanduser()
-    if path.exists():
-        return [f"base_dir={path}"]
-    named = NAME.fullmatch(asked)
-    if is_gguf(asked) or not named:
-        raise ValueError(f"model={asked} is no file or folder here: give the path of a folder or of a GGUF file, or a "
-                         "name at the hub, as Qwen/Qwen3-4B or NAME@REVISION")
-    name, revision = named.groups()
+    local_path = Path(typed_model).expanduser()
+    if local_path.exists():
+        return [f"base_dir={local_path}"]
+
+    hub_name = NAME.fullmatch(typed_model)
+    if is_gguf(typed_model) or not hub_name:
+        raise ValueError(f"model={typed_model} is no file or folder here: give the path of a folder or of a GGUF file, "
+                         "or a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION")
+
+    name, revision = hub_name.groups()
     words = [f"base_dir={fetch(name, root, revision)}"]
     head = known_head(name)
     if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
@@ -113,8 +115,8 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
         raise
     except Exception as error:  # the network, the hub and the library may raise anything
         is_of_network = not NETWORK_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
-        shown = "the network or the hub does not answer" if is_of_network else short_repr(reason(error))[1:-1]
-        raise ValueError(f"{name} cannot be fetched ({shown}): {_advice(name, folder, revision)}") from None
+        cause = "the network or the hub does not answer" if is_of_network else short_repr(reason(error))[1:-1]
+        raise ValueError(f"{name} cannot be fetched ({cause}): {_advice(name, folder, revision)}") from None
     return folder
 
 
@@ -176,11 +178,11 @@ def cached_snapshot(name: str, revision: str | None, is_head: bool = False) -> P
 
     A model is whole with its config, all weights that an index names, and a tokenizer, which a head does not need.
     """
-    stored = _hub_cache() / f"models--{name.replace('/', '--')}"
-    wanted = revision or "main"
-    reference = stored / "refs" / wanted
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else wanted
-    folder = stored / "snapshots" / commit
+    cached_model = _hub_cache() / f"models--{name.replace('/', '--')}"
+    branch_or_commit = revision or "main"
+    reference = cached_model / "refs" / branch_or_commit
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else branch_or_commit
+    folder = cached_model / "snapshots" / commit
     if not folder.is_dir():
         return None
 
@@ -203,8 +205,8 @@ def _hub_cache() -> Path:
 
 def _weights(files: Iterable[str]) -> str:
     """Return the pattern of the files that hold the weights; raises ValueError if there are none."""
-    held = list(files)
+    file_names = list(files)
     for pattern in WEIGHTS:
-        if fnmatch.filter(held, pattern):
+        if fnmatch.filter(file_names, pattern):
             return pattern
     raise ValueError(f"it has no {' or '.join(WEIGHTS)}")

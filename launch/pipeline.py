@@ -50,25 +50,25 @@ class Generation:
     Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
 
-    def __init__(self, answer: Answer, settled: TokenStream, reader: AnswerReader | None, trace: NoTrace) -> None:
+    def __init__(self, answer: Answer, token_stream: TokenStream, reader: AnswerReader | None, trace: NoTrace) -> None:
         self.answer = answer
-        self._settled, self.reader = settled, reader
-        self._pieces = pieces(answer, settled, reader, trace)
+        self._token_stream, self.reader = token_stream, reader
+        self._pieces = pieces(answer, token_stream, reader, trace)
 
     @property
     def ready(self) -> bool:
         """Whether the next piece, or the end, can be read without advancing any request."""
-        return self._settled.ready
+        return self._token_stream.ready
 
     @property
     def tree(self) -> TokenTree:
         """The text and its live guesses at this moment."""
-        return self._settled.tree
+        return self._token_stream.tree
 
     @property
     def segments_under_way(self) -> list[tuple[frozenset[int], float]]:
         """The nodes of each segment in flight, with the share of its way through the stages that it has gone."""
-        return self._settled.segments_under_way
+        return self._token_stream.segments_under_way
 
     @property
     def accepted(self) -> int:
@@ -81,17 +81,17 @@ class Generation:
 
         A token that no guess in flight covered begins the next run, unless it is the last one so far.
         """
-        begin, foreseen = self.answer.prompt_tokens, frozenset(self.tree.accepted_positions)
-        runs: list[int] = []
-        for position in range(begin, begin + self.answer.new_tokens):
-            if position not in foreseen:
-                runs.append(0)
-            elif runs:
-                runs[-1] += 1
+        first_position, accepted_positions = self.answer.prompt_tokens, frozenset(self.tree.accepted_positions)
+        run_lengths: list[int] = []
+        for position in range(first_position, first_position + self.answer.new_tokens):
+            if position not in accepted_positions:
+                run_lengths.append(0)
+            elif run_lengths:
+                run_lengths[-1] += 1
             else:
-                runs.append(1)
+                run_lengths.append(1)
 
-        return runs[:-1] if runs and not runs[-1] else runs
+        return run_lengths[:-1] if run_lengths and not run_lengths[-1] else run_lengths
 
     @property
     def text(self) -> str:
@@ -112,14 +112,14 @@ class Generation:
     def close(self) -> None:
         """Cancel the answer, even if it has not begun: no stage computes for it any more."""
         self._pieces.close()
-        self._settled.close()
+        self._token_stream.close()
 
 
-def pieces(answer: Answer, settled: Iterator[list[int]], reader: AnswerReader | None, trace: NoTrace
+def pieces(answer: Answer, token_stream: Iterator[list[int]], reader: AnswerReader | None, trace: NoTrace
            ) -> Generator[str, None, None]:
     """Yield the pieces of an answer as its tokens settle. Closing it closes the stream of settled tokens, too."""
-    with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
-        for tokens in settled:
+    with trace.span("request", answer=answer.token_ids), closing(token_stream):  # type: ignore[type-var]
+        for tokens in token_stream:
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
@@ -143,9 +143,9 @@ def _completed(generation: Generation) -> Generation:
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options of one answer; raises ValueError for a key of the whole pipeline."""
-    fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
-    if fixed:
-        raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
+    pipeline_keys = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+    if pipeline_keys:
+        raise ValueError(f"{pipeline_keys[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
     return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
 
 
@@ -165,7 +165,7 @@ class Pipeline:
     text: Text | None
     lm_head: LMHead  # the target's, which drafts may share
     drafts: dict[Any, Draft] = field(default_factory=dict)  # all that were built, by kind and folder
-    started: ExitStack = field(default_factory=ExitStack)  # what `open` has started and `close` ends
+    open_ranks: ExitStack = field(default_factory=ExitStack)  # what `open` has started and `close` ends
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
@@ -180,13 +180,14 @@ class Pipeline:
         a user starts run_jetson.sh; this returns once all have come. Raises ValueError, in a sentence that names the
         fix, for invalid options. If a rank is lost for good later, `stream` and `generate` raise PeerLost.
         """
-        words = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
-        resolved = resolve(words)
+        key_words = [f"{key}={written(value)}" for key, value in options.items()]
+        resolved = resolve([preset, *key_words] if preset else key_words)
         rank = rank_0(resolved)
         resolved.report()
-        with ExitStack() as started:
-            pipeline = Pipeline.of_rank_0(started.enter_context(rank))
-            return replace(pipeline, started=started.pop_all())
+
+        with ExitStack() as open_ranks:
+            pipeline = Pipeline.of_rank_0(open_ranks.enter_context(rank))
+            return replace(pipeline, open_ranks=open_ranks.pop_all())
 
     @staticmethod
     def of_rank_0(rank: Rank) -> Pipeline:
@@ -212,13 +213,13 @@ class Pipeline:
 
     def __repr__(self) -> str:
         config = self.config
-        facts = [f"model={shown_path(config.model_dir or config.base_dir)!r}", f"split={self.spec.part.form!r}",
-                 f"pipeline_type={config.pipeline_type!r}", f"draft={config.draft!r}"]
+        shown_facts = [f"model={shown_path(config.model_dir or config.base_dir)!r}", f"split={self.spec.part.form!r}",
+                       f"pipeline_type={config.pipeline_type!r}", f"draft={config.draft!r}"]
         if config.kind != "real":
-            facts.append(config.kind)
+            shown_facts.append(config.kind)
         if self.ring.stopped:
-            facts.append("closed")
-        return f"Pipeline({', '.join(facts)})"
+            shown_facts.append("closed")
+        return f"Pipeline({', '.join(shown_facts)})"
 
     def stop(self) -> None:
         """End the work of all other ranks; returns once they have ended it."""
@@ -228,7 +229,7 @@ class Pipeline:
         """End all ranks in an orderly way; has no effect if that was done."""
         if self.ring.stopped:
             return
-        with self.started, suppress(PeerLost):  # a loss was reported when it happened
+        with self.open_ranks, suppress(PeerLost):  # a loss was reported when it happened
             self.ring.poll()  # raises after a loss, so that no rank takes it for an orderly end
             self.stop()
 
@@ -308,8 +309,8 @@ class Pipeline:
                     decode: Callable[[Request], tuple[Answer, TokenStream]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
         priority: float = options.pop("priority", 1.0)
-        likeliest: int | None = options.pop("logprobs", None)
-        echo: bool = options.pop("prompt_logprobs", False)
+        num_logprobs: int | None = options.pop("logprobs", None)
+        with_prompt_logprobs: bool = options.pop("prompt_logprobs", False)
         guide: Guide | Grammar | None = options.pop("guide", None)
 
         if self.ring.stopped:
@@ -318,17 +319,19 @@ class Pipeline:
             raise ValueError(f"stop is of type {type(stops).__name__}: give a text, or a list of texts")
         if not priority > 0:
             raise ValueError(f"priority={priority} is not above 0")
-        if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
-            raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
+        if num_logprobs is not None and not 0 <= num_logprobs <= self.spec.sizes.vocab:
+            raise ValueError(f"logprobs={num_logprobs} is not possible: give a number from 0 to "
+                             f"{self.spec.sizes.vocab}")
 
         config = self.answer_config(options)
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if isinstance(guide, Guide) else guide
-        request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
+        request = replace(
+            request, priority=priority, likeliest=num_logprobs, echo=with_prompt_logprobs, grammar=grammar)
 
-        answer, settled = decode(request)
+        answer, token_stream = decode(request)
         reader = AnswerReader(self.text, stops) if self.text else None
-        return Generation(answer, settled, reader, self.rank.trace)
+        return Generation(answer, token_stream, reader, self.rank.trace)
 
     def answer_config(self, options: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of an answer with these options; raises ValueError for impossible ones."""

@@ -21,7 +21,7 @@ from launch.spec import RankSpec
 from model.text import Text, TokenTexts
 from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
 
-PINGS = 8
+NUM_PINGS = 8
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all that share a monotonic clock, even containers
 
 
@@ -32,21 +32,23 @@ def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
 
 def join_traces(spec: RankSpec) -> None:
     """Join the traces of all ranks that wrote to this machine, and write a description of the run next to them."""
-    folder = spec.config.trace
-    if folder:
+    trace_dir = spec.config.trace
+    if trace_dir:
         describe(spec)
-        joined = merge(folder)
-        message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
-                   f"python3 -m scripts.timeline {folder})")
+        joined_file = merge(trace_dir)
+        message = (f"trace: {joined_file} (open it at https://ui.perfetto.dev, or make a page of it: "
+                   f"python3 -m scripts.timeline {trace_dir})")
         print(one_line(message), file=sys.stderr)
 
 
 def describe(spec: RankSpec) -> None:
     """Write `run.json` into the trace's folder, with what its spans lack: what ran, and the text of every token."""
-    config, part, tokens = spec.config, spec.part, {}
+    config, part = spec.config, spec.part
+    token_texts: dict[int, str] = {}
     if not config.prompt_ids:
-        tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
-    about = {
+        token_texts = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
+
+    description = {
         "kind": config.kind,
         "profile": config.profile,
         "method": config.pipeline_type,
@@ -57,29 +59,29 @@ def describe(spec: RankSpec) -> None:
         "temperature": config.temperature,
         "seed": config.seed,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "tokens": tokens,
+        "tokens": token_texts,
     }
-    content = json.dumps(about, ensure_ascii=False, indent=1)
+    content = json.dumps(description, ensure_ascii=False, indent=1)
     write(Path(config.trace) / "run.json", content, SPACE_REMEDY)
 
 
 def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
     """Return the ids of all tokens that the spans name."""
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for span in spans:
-        found.update(span.get("tokens", ()))
-        found.update(span.get("answer", ()))
-        found.update(span.get("answers", {}).values())
+        token_ids.update(span.get("tokens", ()))
+        token_ids.update(span.get("answer", ()))
+        token_ids.update(span.get("answers", {}).values())
         if "token" in span:
-            found.add(span["token"])
-    return found
+            token_ids.add(span["token"])
+    return token_ids
 
 
-def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
+def texts(tokenizer: Any, token_ids: Iterable[int]) -> dict[int, str]:
     """Return each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
-    known = sorted(token for token in tokens if token < len(tokenizer))
-    found = zip(known, map(TokenTexts(tokenizer), known))
-    return {token: text.name if text.whole else f"\u27e8{token}\u27e9" for token, text in found}
+    known_ids = sorted(token_id for token_id in token_ids if token_id < len(tokenizer))
+    texts_of_ids = zip(known_ids, map(TokenTexts(tokenizer), known_ids))
+    return {token_id: text.name if text.whole else f"\u27e8{token_id}\u27e9" for token_id, text in texts_of_ids}
 
 
 # --- one clock for several machines -----------------------------------------------------------------------------------
@@ -89,28 +91,30 @@ def machine() -> str:
     return BOOT.read_text().strip()
 
 
-def send_time(store: Any, peers: Sequence[int], here: str,
+def send_time(store: Any, peers: Sequence[int], machine_id: str,
               clock: Callable[[], float] = time.monotonic) -> None:
-    """Send the time to all peers on other machines than `here`, `PINGS` times each; runs on rank 0."""
-    store.set("clock/0", here)
+    """Send the time to all peers on other machines than this one, `NUM_PINGS` times each; runs on rank 0."""
+    store.set("clock/0", machine_id)
     for peer in peers:
-        if store.get(f"clock/{peer}").decode() != here:
-            for i in range(PINGS):
-                store.get(f"clock/{peer}/ask/{i}")
-                store.set(f"clock/{peer}/time/{i}", repr(clock()))
+        if store.get(f"clock/{peer}").decode() != machine_id:
+            for ping in range(NUM_PINGS):
+                store.get(f"clock/{peer}/ask/{ping}")
+                store.set(f"clock/{peer}/time/{ping}", repr(clock()))
 
 
-def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
+def learn_time(store: Any, rank: int, machine_id: str, trace: NoTrace) -> None:
     """Note by how many seconds rank 0's clock is ahead, if it is another machine's; runs on the other ranks."""
-    store.set(f"clock/{rank}", here)
-    if store.get("clock/0").decode() == here:
+    store.set(f"clock/{rank}", machine_id)
+    if store.get("clock/0").decode() == machine_id:
         return
-    measured = []  # seconds that a ping took, and by how many rank 0's clock is ahead
-    for i in range(PINGS):
-        asked = time.monotonic()
-        store.set(f"clock/{rank}/ask/{i}", "")
-        theirs = float(store.get(f"clock/{rank}/time/{i}"))
-        back = time.monotonic()
-        measured.append((back - asked, theirs - (asked + back) / 2))
-    _, ahead = min(measured)
-    trace.note(CLOCK, time.monotonic(), ahead=ahead)
+
+    measurements = []  # seconds that a ping took, and by how many rank 0's clock is ahead
+    for ping in range(NUM_PINGS):
+        sent_at = time.monotonic()
+        store.set(f"clock/{rank}/ask/{ping}", "")
+        root_time = float(store.get(f"clock/{rank}/time/{ping}"))
+        received_at = time.monotonic()
+        measurements.append((received_at - sent_at, root_time - (sent_at + received_at) / 2))
+
+    _, seconds_ahead = min(measurements)
+    trace.note(CLOCK, time.monotonic(), ahead=seconds_ahead)

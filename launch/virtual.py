@@ -25,25 +25,32 @@ from tp.shares import Joined
 def as_virtual(prepared: Prepared) -> Iterator[Rank]:
     """Yield rank 0, linked to simulated stages."""
     profile, placement = prepared.config.cluster, prepared.placement
+    assert profile is not None, "only an emulated cluster has virtual time"
     clock = VirtualClock(EVEN_FROM)
     traces = [prepared.trace(rank, clock) for rank in range(placement.world)]
-    groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
-    spec = groups[0][0]
-    assert profile is not None, "only an emulated cluster has virtual time"
+    group_specs = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
+    root_spec = group_specs[0][0]
+
     with torch_as_it_was():
-        spec.prepare_torch()
-        stages = groups[1:] or groups
-        copy = stages[:len(stages) // spec.copies]  # the stages of one copy
-        works = [_work(group, profile) for group in copy]
-        first = copy[0][0]
-        paths = Paths([_whole(group) for group in copy], first.part.inner, first.like)
-        led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(profile, clock, [works] * spec.copies, paths, led)
-        alone = ThreadGroup(Table(1), 0)
-        yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock, restart=cluster.restart)
+        root_spec.prepare_torch()
+
+        # one copy of the model
+        stage_groups = group_specs[1:] or group_specs
+        groups_of_copy = stage_groups[:len(stage_groups) // root_spec.copies]
+        stage_works = [_work(group, profile) for group in groups_of_copy]
+        first_spec = groups_of_copy[0][0]
+        paths = Paths([_whole(group) for group in groups_of_copy], first_spec.part.inner, first_spec.like)
+
+        # the cluster, and rank 0
+        leader_traces = [traces[rank] for rank in placement.leaders]
+        cluster = Cluster(profile, clock, [stage_works] * root_spec.copies, paths, leader_traces)
+        group_of_one = ThreadGroup(Table(1), 0)
+        wires = Wires(cluster.links, None, group_of_one)
+        yield Rank(root_spec, wires, traces[0], clock, restart=cluster.restart)
+
     for trace in traces:
         trace.close()
-    join_traces(spec)
+    join_traces(root_spec)
 
 
 def _whole(group: Sequence[RankSpec]) -> Part:
@@ -54,16 +61,20 @@ def _whole(group: Sequence[RankSpec]) -> Part:
     if leader.part.quant != "none":
         raise ValueError(f"{leader.part.folder.parent} holds quantized shares, which time=virtual cannot put together: "
                          "split with --quant none, or add time=real")
-    parts = [spec.part for spec in group]
-    return load_layers(leader, Joined([part.weights for part in parts], leader.sizes, leader.part.shares))
+
+    all_weights = [spec.part.weights for spec in group]
+    return load_layers(leader, Joined(all_weights, leader.sizes, leader.part.shares))
 
 
 def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
-    spec = group[0]
-    first, last = spec.part.layers
-    kept = len(spec.part.own_inner)
-    speeds = spec.part.shares
-    share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
-    tiles = spec.config.comm == "galaxy"
-    held = Held([member.part.rank for member in group], share, kept, largest, tiles, spec.reports)
-    return work_of(profile, held)
+    """Return the times of a stage, from its share of the layers and the largest share of one of its ranks."""
+    leader = group[0]
+    first_layer, end_layer = leader.part.layers
+    layer_share = (end_layer - first_layer) / leader.sizes.layers
+    num_kept_features = len(leader.part.own_inner)
+
+    speeds = leader.part.shares
+    largest_share = max(speeds) / sum(speeds)
+    is_tiled = leader.config.comm == "galaxy"
+    ranks = [member.part.rank for member in group]
+    return work_of(profile, Held(ranks, layer_share, num_kept_features, largest_share, is_tiled, leader.reports))

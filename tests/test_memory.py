@@ -210,7 +210,7 @@ def test_the_ranks_of_a_machine_share_its_cores(words, threads, saved, monkeypat
 def machine(tmp_path, monkeypatch):
     """A machine with 2000 kB of memory, on which this process is in no control group."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 2000 kB\n")
-    for name, path in (("MEMINFO", "meminfo"), ("OWN", "cgroup"), ("GROUPS", "groups")):
+    for name, path in (("MEMINFO", "meminfo"), ("OWN_GROUPS", "cgroup"), ("ALL_GROUPS", "groups")):
         monkeypatch.setattr(available, name, tmp_path / path)
     return tmp_path
 
@@ -221,7 +221,7 @@ def test_free_memory_is_what_the_kernel_says_is_available(machine):
     assert memory.free(CPU) > 0
 
 
-FIRST, SECOND = available.FIRST, available.SECOND
+FIRST, SECOND = available.VERSION_1, available.VERSION_2
 
 
 @pytest.mark.parametrize("own, version, group, counts, free", [
