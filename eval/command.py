@@ -30,19 +30,20 @@ from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
 DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
-TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
-OTHER = "choose another results="
+EXIT_TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
+OTHER_RESULTS = "choose another results="
 SWEEP_POINT = "FLOWSPEC_SWEEP_POINT"  # in the environment: the number of this evaluation in a sweep, from 1
-SLOWEST = 64  # largest slowdown to try: a machine that fails even there has other problems
+MAX_SLOWDOWN = 64  # largest slowdown to try: a machine that fails even there has other problems
 
 
-def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
+def answer_all(pipeline: Pipeline, config: EvalConfig) -> None:
     """Answer, on rank 0, all questions with each method that this start of the pipeline serves."""
-    if _one_rank_per_host(own):
-        announce(own)
-    evaluation, split = Evaluation(own, pipeline), pipeline.spec.part.split_id
-    with closing(Results(own.results).open(own, pipeline.config.slowdown, split)) as results:
-        evaluation.run(own.asked, results, lambda: _check_pace(own))
+    if _one_rank_per_host(config):
+        announce(config)
+
+    evaluation, split_id = Evaluation(config, pipeline), pipeline.spec.part.split_id
+    with closing(Results(config.results).open(config, pipeline.config.slowdown, split_id)) as results:
+        evaluation.run(config.questions_by_set, results, lambda: _check_pace(config))
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
@@ -52,12 +53,12 @@ def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
     """
     trace = open_trace(config.run, rank, clock)
     if config.concurrency > 1:
-        _tallies(config).mkdir(parents=True, exist_ok=True)  # starts are numbered by these folders
+        _tally_dir(config).mkdir(parents=True, exist_ok=True)  # starts are numbered by these folders
         return trace
-    return Tally(_tallies(config), rank, trace, clock)
+    return Tally(_tally_dir(config), rank, trace, clock)
 
 
-def _tallies(config: EvalConfig) -> Path:
+def _tally_dir(config: EvalConfig) -> Path:
     """Return the folder into which the ranks of this start write their tallies."""
     return Path(config.results) / "tally" / config.launch
 
@@ -67,48 +68,54 @@ START = Command("scripts.evaluate start", answer_all, EvalConfig, tallied)
 
 def _check_pace(config: EvalConfig) -> None:
     """End this start if the machine does not keep pace with the emulated cluster."""
-    late = lateness(_tallies(config))
-    if config.run.cluster and late > TOO_LATE and config.run.slowdown < SLOWEST:
-        say(f"emulated times are {late:.0%} late on this machine: starting again, more slowly")
-        raise SystemExit(TOO_FAST)
+    late_share = lateness(_tally_dir(config))
+    if config.run.cluster and late_share > TOO_LATE and config.run.slowdown < MAX_SLOWDOWN:
+        say(f"emulated times are {late_share:.0%} late on this machine: starting again, more slowly")
+        raise SystemExit(EXIT_TOO_FAST)
 
 
 def announce(config: EvalConfig) -> None:
     """Print the plan of the evaluation, in a sweep once. Raise ValueError if it cannot be executed."""
-    run, sets, results = config.run, config.asked, Results(config.results)
+    run, questions_by_set, results = config.run, config.questions_by_set, Results(config.results)
+
+    # checks
     _check_drafts(config)
-    check_folder(config.results, OTHER)
+    check_folder(config.results, OTHER_RESULTS)
     results.check(config)
-    questions = all_questions(config, sets, config.chosen_methods)
-    done = len(questions.keys() & results.texts.keys())
-    there = f", of which {done} exist" if done else ""
+
+    # figures of the plan
+    questions = all_questions(config, questions_by_set, config.chosen_methods)
+    num_existing = len(questions.keys() & results.texts.keys())
+    existing_text = f", of which {num_existing} exist" if num_existing else ""
     last_seed = run.seed + config.repeats - 1
-    asked = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
-    emulated = f"a cluster that is {run.kind}, profile {run.profile}"
-    rows = {
-        "measured on": emulated if run.cluster else "this pipeline as it is",
+    set_sizes = [f"{name} ({len(chosen)})" for name, chosen in questions_by_set.items()]
+    emulated_text = f"a cluster that is {run.kind}, profile {run.profile}"
+
+    facts = {
+        "measured on": emulated_text if run.cluster else "this pipeline as it is",
         "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
         "template": run.template,
-        "questions": ", ".join(asked),
+        "questions": ", ".join(set_sizes),
         "from": config.folder,
         "temperatures": config.temperatures,
         "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
-        "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{there}",
+        "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{existing_text}",
         "results": os.path.abspath(config.results)}
+
     if os.environ.get(SWEEP_POINT, "1") == "1":
-        lines = [f"  {name:<14}{value}" for name, value in rows.items()]
+        lines = [f"  {name:<14}{value}" for name, value in facts.items()]
         print("\n".join(["evaluation", *lines]), flush=True)
 
 
 def _check_drafts(config: EvalConfig) -> None:
     """Raise ValueError if a draft's folder does not exist."""
-    for name in filter(None, [*config.asked_drafts, config.baseline_draft]):
-        for folder in filter(None, parts(name)[1:]):
+    for draft in filter(None, [*config.asked_drafts, config.baseline_draft]):
+        for folder in filter(None, parts(draft)[1:]):
             if not Path(folder).is_dir():
-                raise ValueError(f"{name}: there is no folder {folder}: give that of a draft head or a small model")
+                raise ValueError(f"{draft}: there is no folder {folder}: give that of a draft head or a small model")
 
 
 def _one_rank_per_host(config: EvalConfig) -> bool:
@@ -121,6 +128,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     if protocol in HELP_WORDS:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
+
     try:
         if protocol == DEFAULT_PROTOCOL:
             argv = with_model(argv)
@@ -128,59 +136,71 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
         return ended_by(error)
+
     results = Results(config.results)
     argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
-    code, slowdown, groups = 0, config.run.slowdown, list(config.groups)
-    while groups and not code:
-        method = first(groups[0])
-        own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
-               f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
-        code = _start(config, [*argv, *own])
-        if code == TOO_FAST:  # start this group again
-            code, slowdown = 0, 2 * slowdown
+
+    exit_code, slowdown, waiting_groups = 0, config.run.slowdown, list(config.groups)
+    while waiting_groups and not exit_code:
+        start_method = first(waiting_groups[0])
+        start_keys = [f"slowdown={slowdown}", f"pipeline_type={start_method}",
+                      f"launch={results.starts}-{start_method}", f"draft={config.first_draft}",
+                      f"max_requests={config.concurrency}"]
+        exit_code = _start(config, [*argv, *start_keys])
+
+        if exit_code == EXIT_TOO_FAST:  # start this group again
+            exit_code, slowdown = 0, 2 * slowdown
         else:
-            groups.pop(0)
-    return _conclude(results, code)
+            waiting_groups.pop(0)
+
+    return _conclude(results, exit_code)
 
 
 def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
     """Return the arguments and the keys of the whole evaluation; announce it unless rank 0 does that elsewhere."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is a key of single runs: write methods=NAME,NAME")
+
     resolved = resolve(argv, EvalConfig, os.environ.get(COMMAND_VARIABLE, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
+
     if _one_rank_per_host(config):
-        check_folder(config.results, OTHER)  # for the tally of this host
+        check_folder(config.results, OTHER_RESULTS)  # for the tally of this host
     else:
         announce(config)
+
     return resolved.words, config
 
 
-def _conclude(results: Results, code: int) -> int:
+def _conclude(results: Results, exit_code: int) -> int:
     """Write tables of the existing answers, even if the pipeline ended too early; return the exit code."""
     if not results.has_answers:
-        return code
+        return exit_code
+
     try:
         screen = None if SWEEP_POINT in os.environ else sys.stdout  # a sweep shows one table of all points
         print(f"\ntables and plots: {report(results.folder, screen)}")
     except (ValueError, OSError) as error:
-        code = code or ended_by(error)
-    if code:
+        exit_code = exit_code or ended_by(error)
+
+    if exit_code:
         say("the answers so far are kept; the same command continues from there")
-    return code
+    return exit_code
 
 
 def _start(config: EvalConfig, argv: Sequence[str]) -> int:
     """Start the pipeline once; return its exit code. On several hosts a child process becomes this host's rank."""
     if not _one_rank_per_host(config):
         return run(START, argv)
-    child = subprocess.Popen([sys.executable, "-m", *START.module.split(), *argv])
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
+
+    rank_process = subprocess.Popen([sys.executable, "-m", *START.module.split(), *argv])
+
+    former_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
     try:
-        code = child.wait()
+        exit_code = rank_process.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else EXIT_STOPPED - code
+        signal.signal(signal.SIGINT, former_handler)
+    return exit_code if exit_code >= 0 else EXIT_STOPPED - exit_code
 
 
 def main(argv: list[str]) -> int:

@@ -81,11 +81,11 @@ class DataSetKeys(CommandKeys):
     @property
     def chosen_sets(self) -> tuple[str, ...]:
         """The names of the sets; if `data` is a file, they are its categories, by default all of them."""
-        every = self.sets == SETS and Path(self.data).is_file()
-        return tuple(categories(self.data)) if every else listed(self.sets)
+        takes_all = self.sets == SETS and Path(self.data).is_file()
+        return tuple(categories(self.data)) if takes_all else listed(self.sets)
 
     @property
-    def asked(self) -> dict[str, list[Question]]:
+    def questions_by_set(self) -> dict[str, list[Question]]:
         """The questions of each set."""
         return {name: load(self.folder, name, *self.run.question_range) for name in self.chosen_sets}
 
@@ -150,26 +150,28 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     @property
     def groups(self) -> list[tuple[str, ...]]:
         """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for name in self.chosen_methods:
-            start = METHODS[name].target, _draft(name, self.chosen_methods)
-            found.setdefault(start, []).append(name)
-        return [tuple(names) for names in found.values()]
+        methods_by_start: dict[tuple[str, str], list[str]] = {}
+        for method in self.chosen_methods:
+            start = METHODS[method].target, _draft(method, self.chosen_methods)
+            methods_by_start.setdefault(start, []).append(method)
+        return [tuple(methods) for methods in methods_by_start.values()]
 
     def contenders(self, methods: Sequence[str]) -> list[Contender]:
         """Return these methods with the drafts that they use, and naive with the baseline's draft."""
-        found = drafted(methods, self.asked_drafts)
+        contenders = drafted(methods, self.asked_drafts)
         baseline = Contender(BASELINE, self.baseline_draft)
-        if self.baseline_draft and BASELINE in methods and baseline not in found:
-            found.append(baseline)
-        return found
+        if self.baseline_draft and BASELINE in methods and baseline not in contenders:
+            contenders.append(baseline)
+        return contenders
 
     def problems(self) -> Iterator[str]:
-        for name in listed(self.methods):
-            if name not in METHODS:
-                yield f"methods={self.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
+        for method in listed(self.methods):
+            if method not in METHODS:
+                yield f"methods={self.methods}: {method} is unknown: choose among {', '.join(METHODS)}"
+
         yield from self.draft_problems()
         yield from super().problems()
+
         if self.baseline_draft and BASELINE not in self.chosen_methods:
             yield (f"baseline_draft={self.baseline_draft} is for {BASELINE}, which is not among the methods: add it "
                    "to methods=")
@@ -178,11 +180,13 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
                 self.with_draft(self.baseline_draft)
             except ValueError as error:
                 yield f"baseline_draft={self.baseline_draft}: {error}"
-        at_once, latest = self.run.max_requests, SEED.max_value - self.repeats + 1
-        if at_once not in (1, self.concurrency):
-            yield f"an evaluation has no max_requests={at_once}: write concurrency={at_once}"
-        if self.run.seed > latest:
-            yield f"seed={self.run.seed} leaves no seeds for repeats={self.repeats}: give seed={latest} or less"
+
+        max_requests, max_seed = self.run.max_requests, SEED.max_value - self.repeats + 1
+        if max_requests not in (1, self.concurrency):
+            yield f"an evaluation has no max_requests={max_requests}: write concurrency={max_requests}"
+        if self.run.seed > max_seed:
+            yield f"seed={self.run.seed} leaves no seeds for repeats={self.repeats}: give seed={max_seed} or less"
+
         if not self.results.strip():
             yield "results is empty: name a folder, as in results=DIR"
         yield from self.method_problems()
@@ -190,28 +194,28 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
 
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
     """Return these methods with each of the drafts; methods without a draft, or with their own, appear once."""
-    own = {name: METHODS[name].draft if name in METHODS else "eagle" for name in methods}
-    each = {name: drafts if kind == "eagle" else (kind,) for name, kind in own.items()}
-    return [Contender(name, draft) for name in each for draft in each[name]]
+    draft_kinds = {method: METHODS[method].draft if method in METHODS else "eagle" for method in methods}
+    drafts_by_method = {method: drafts if kind == "eagle" else (kind,) for method, kind in draft_kinds.items()}
+    return [Contender(method, draft) for method in drafts_by_method for draft in drafts_by_method[method]]
 
 
 def first(group: Sequence[str]) -> str:
     """Return the method with which the pipeline of a group is started: one that needs a draft, if there is one."""
-    return next((name for name in group if METHODS[name].draft != "none"), group[0])
+    return next((method for method in group if METHODS[method].draft != "none"), group[0])
 
 
-def _draft(name: str, methods: Sequence[str]) -> str:
+def _draft(method_name: str, methods: Sequence[str]) -> str:
     """Return the kind of draft of a method; one without a draft gets that of the other methods of its target."""
-    every = [METHODS[other] for other in (name, *methods)]
-    drafts = [method.draft for method in every if method.target == METHODS[name].target]
-    return next((draft for draft in drafts if draft != "none"), "none")
+    all_methods = [METHODS[other_name] for other_name in (method_name, *methods)]
+    draft_kinds = [method.draft for method in all_methods if method.target == METHODS[method_name].target]
+    return next((draft_kind for draft_kind in draft_kinds if draft_kind != "none"), "none")
 
 
 def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUMBER) -> Iterator[str]:
     """Yield the problems of a list of numbers."""
-    for word in listed(value):
-        if not kind.fullmatch(word) or not allowed.holds(number(word)):
-            yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
+    for number_text in listed(value):
+        if not kind.fullmatch(number_text) or not allowed.holds(number(number_text)):
+            yield f"{key}={value}: {number_text} is not possible: give {allowed.advice}, with commas between"
 
 
 def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
@@ -231,21 +235,26 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need another split of the model.
     """
     check_name(protocol, PROTOCOLS, "protocol")
-    preset, keys, of_model = PROTOCOLS[protocol]
+    preset, protocol_keys, of_model = PROTOCOLS[protocol]
+
     all_words = opened(argv)
-    raw, named = raw_values(all_words), preset_of(all_words)
-    own_model = not {"model_dir", "base_dir"} & raw.keys()
-    defaults = {**keys, **(of_model.get(named or preset, {}) if own_model else {})}
-    in_real_time = raw.get("time") == "real" or "slowdown" in raw
-    if not of_model and "data" in raw and not HELD_OUT.keys() & raw:
+    typed_keys, preset_name = raw_values(all_words), preset_of(all_words)
+    names_model = bool({"model_dir", "base_dir"} & typed_keys.keys())
+    model_keys = {} if names_model else of_model.get(preset_name or preset, {})
+    defaults = {**protocol_keys, **model_keys}
+
+    # keys that depend on others
+    in_real_time = typed_keys.get("time") == "real" or "slowdown" in typed_keys
+    if not of_model and "data" in typed_keys and not HELD_OUT.keys() & typed_keys:
         defaults.update(HELD_OUT)
-    if raw.get("profile") == "none":
+    if typed_keys.get("profile") == "none":
         defaults.pop("time", None)
     elif in_real_time and defaults.pop("time", ""):
         defaults["slowdown"] = HURRY
-    if {"drafts", "draft"} & raw.keys():
+    if {"drafts", "draft"} & typed_keys.keys():
         defaults.pop("drafts", None)
-    if BASELINE not in listed(raw.get("methods", BASELINE)):
+    if BASELINE not in listed(typed_keys.get("methods", BASELINE)):
         defaults.pop("baseline_draft", None)
-    left = {key: value for key, value in defaults.items() if key not in raw}
-    return with_defaults(argv, left, preset)
+
+    missing_keys = {key: value for key, value in defaults.items() if key not in typed_keys}
+    return with_defaults(argv, missing_keys, preset)

@@ -39,7 +39,7 @@ class Command:
     """A command that uses a live pipeline.
 
     Each rank runs `module`, with its first words; rank 0 calls `main`. A command with keys of its own gives their class
-    as `kind`; `main` then receives them as `own`, after the pipeline. `trace` receives the keys of any command. `fill`
+    as `kind`; `main` then receives them after the pipeline. `trace` receives the keys of any command. `fill`
     adds defaults of its own to the typed words.
     """
 
@@ -73,7 +73,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     typed_words = command.fill(argv) if command.fill else argv
     resolved = resolve(typed_words, command.kind, os.environ.get(COMMAND_VARIABLE, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
-    main = partial(command.main, own=keys) if command.kind else command.main
+    main = (lambda pipeline: command.main(pipeline, keys)) if command.kind else command.main
 
     # the split, and on several hosts all other boards
     board = find_board(config, os.environ)

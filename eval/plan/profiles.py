@@ -59,7 +59,7 @@ def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
     """Yield the speed of each method with each draft on these clusters, over one pipeline of all boards. Sizes that are
     not given are measured at the start."""
     book, run = book_of(config), config.run
-    names = [[name] * len(questions) for name, questions in config.asked.items()]
+    names = [[name] * len(questions) for name, questions in config.questions_by_set.items()]
     turns = chain.from_iterable(zip_longest(*names))
     sets = list(filter(None, turns))  # the set of each question, in the order of the record
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
