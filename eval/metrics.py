@@ -19,7 +19,7 @@ Answers = Iterable[Answer]
 Amounts = tuple  # tokens and their seconds
 Statistic = Callable[[np.ndarray], np.ndarray]
 Trial = tuple  # set, temperature, repeat, seed and question: equal for two answers that are compared
-DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
+NUM_DRAWS, SEED, CONFIDENCE = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # nothing was measured
 ANSWER_FIELDS = {  # the fields that are read from an answer; see `fits` in config/files.py
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
@@ -58,26 +58,26 @@ def whole_amounts(answer: Answer) -> Amounts:
 def decoding_amounts(answer: Answer) -> Amounts:
     """Return the tokens after the first of each turn, and the seconds after it, which are those of decoding alone."""
     [choice] = answer["choices"]
-    spent = [total - first for total, first in zip(choice["wall_time"], answer["ttft"])]
-    return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(spent))
+    decoding_seconds = [whole - to_first_token for whole, to_first_token in zip(choice["wall_time"], answer["ttft"])]
+    return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(decoding_seconds))
 
 
-def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole_amounts) -> np.ndarray:
+def sample(answers: Answers, amounts_of: Callable[[Answer], Amounts] = whole_amounts) -> np.ndarray:
     """Return tokens and seconds of each question, `[questions, 2]`; several answers to a question are summed up."""
-    rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    amounts_by_question: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
-        rows[answer["question_id"]] += amounts(answer)
-    questions = sorted(rows, key=str)
-    return np.array([rows[question] for question in questions]).reshape(-1, 2)
+        amounts_by_question[answer["question_id"]] += amounts_of(answer)
+    question_ids = sorted(amounts_by_question, key=str)
+    return np.array([amounts_by_question[question_id] for question_id in question_ids]).reshape(-1, 2)
 
 
 def paired(answers: Answers, baseline: Answers) -> np.ndarray:
     """Return tokens and seconds of both methods, `[questions, 4]`, over the trials that both have answered."""
-    mine = {trial_of(answer): answer for answer in answers}
-    theirs = {trial_of(answer): answer for answer in baseline}
-    both = [trial for trial in mine if trial in theirs]
-    return np.hstack([sample(found[trial] for trial in both)
-                      for found in (mine, theirs)])
+    own_answers = {trial_of(answer): answer for answer in answers}
+    baseline_answers = {trial_of(answer): answer for answer in baseline}
+    common_trials = [trial for trial in own_answers if trial in baseline_answers]
+    return np.hstack([sample(own_answers[trial] for trial in common_trials),
+                      sample(baseline_answers[trial] for trial in common_trials)])
 
 
 def speed(samples: Sequence[np.ndarray]) -> Interval:
@@ -111,15 +111,16 @@ def total_speed(answers: Answers) -> float:
 
     The seconds are those from the beginning of the first answer to the end of the last one, for each start and repeat.
     """
-    spans: dict[Any, list[Sequence[float]]] = defaultdict(list)
-    made = 0
+    spans_by_batch: dict[Any, list[Sequence[float]]] = defaultdict(list)
+    num_tokens = 0
     for answer in answers:
         if "span" in answer:
-            spans[answer["launch"], answer["repeat"]].append(answer["span"])
-            made += whole_amounts(answer)[0]
-    bounds = (zip(*batch) for batch in spans.values())
-    spent = sum(max(ended) - min(begun) for begun, ended in bounds)
-    return made / spent if spent else NAN
+            spans_by_batch[answer["launch"], answer["repeat"]].append(answer["span"])
+            num_tokens += whole_amounts(answer)[0]
+
+    batch_times = (zip(*batch_spans) for batch_spans in spans_by_batch.values())
+    total_seconds = sum(max(end_times) - min(start_times) for start_times, end_times in batch_times)
+    return num_tokens / total_seconds if total_seconds else NAN
 
 
 def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
@@ -131,16 +132,20 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
     samples = [rows for rows in samples if len(rows)]
     if not samples:
         return NO_INTERVAL
+
     value = float(statistic(np.stack([rows.sum(0) for rows in samples])))
     if max(map(len, samples)) < 2:
         return Interval(value, NAN, NAN)
-    random = np.random.default_rng(SEED)
-    draws = []
+
+    generator = np.random.default_rng(SEED)
+    drawn_sums = []
     for rows in samples:
-        chosen = random.integers(len(rows), size=(DRAWS, len(rows)))
-        draws.append(rows[chosen].sum(1))
-    values, tail = statistic(np.stack(draws, 1)), 50 * (1 - LEVEL)
-    low, high = np.percentile(values, [tail, 100 - tail])
+        drawn_questions = generator.integers(len(rows), size=(NUM_DRAWS, len(rows)))
+        drawn_sums.append(rows[drawn_questions].sum(1))
+
+    drawn_values = statistic(np.stack(drawn_sums, 1))
+    tail_percent = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(drawn_values, [tail_percent, 100 - tail_percent])
     return Interval(value, float(low), float(high))
 
 
@@ -158,8 +163,8 @@ def accepted_length(answers: Answers) -> float:
 def tokens_per_miss(answers: Answers) -> float:
     """Return the mean run of correct guesses with the token that begins it, without the prefills'; NaN without any."""
     num_misses = sum(sum(answer["misses"]) for answer in answers)
-    tokens = sum(new - 1 for answer in answers for new in answer["choices"][0]["new_tokens"])
-    return tokens / num_misses if num_misses else NAN
+    num_tokens = sum(new_tokens - 1 for answer in answers for new_tokens in answer["choices"][0]["new_tokens"])
+    return num_tokens / num_misses if num_misses else NAN
 
 
 def lossy_divergence(answers: Answers) -> float:
@@ -180,12 +185,12 @@ def _accepted_lengths(answers: Answers) -> list[int]:
 
 def first_token_times(answers: Answers) -> list[float]:
     """Return the seconds from the beginning of each request (a turn) to its first token."""
-    return [spent for answer in answers for spent in answer["ttft"]]
+    return [seconds for answer in answers for seconds in answer["ttft"]]
 
 
 def request_times(answers: Answers) -> list[float]:
     """Return the seconds of each request up to its last token."""
-    return [spent for answer in answers for spent in answer["choices"][0]["wall_time"]]
+    return [seconds for answer in answers for seconds in answer["choices"][0]["wall_time"]]
 
 
 def token_times(answers: Answers) -> list[float]:
@@ -194,11 +199,11 @@ def token_times(answers: Answers) -> list[float]:
     Tokens that settle together each get an equal fraction of the time since the previous tokens. The tokens that settle
     first in a turn are left out, since their time is that of reading the prompt.
     """
-    times = []
+    token_seconds = []
     for turn in (turn for answer in answers for turn in answer["settled"]):
-        for (before, _), (now, count) in zip(turn, turn[1:]):
-            times += [(now - before) / count] * count
-    return times
+        for (settled_before, _), (settled_at, num_tokens) in zip(turn, turn[1:]):
+            token_seconds += [(settled_at - settled_before) / num_tokens] * num_tokens
+    return token_seconds
 
 
 def mean(values: Sequence[float]) -> float:
@@ -212,10 +217,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-def divergence(ids: Sequence[int], others: Sequence[int]) -> int | None:
+def divergence(token_ids: Sequence[int], other_ids: Sequence[int]) -> int | None:
     """Return the first position at which two texts differ, possibly the end of the shorter one; None if equal."""
-    pairs = enumerate(zip_longest(ids, others))
-    return next((position for position, (one, other) in pairs if one != other), None)
+    pairs = enumerate(zip_longest(token_ids, other_ids))
+    return next((position for position, (token, other_token) in pairs if token != other_token), None)
 
 
 def equality(answers: Answers, baseline: Answers) -> str:
@@ -223,21 +228,21 @@ def equality(answers: Answers, baseline: Answers) -> str:
 
     The result is empty if no answer has a counterpart.
     """
-    reference = {trial_of(answer): answer["token_ids"] for answer in baseline}
-    compared = [answer for answer in answers if trial_of(answer) in reference]
-    places = [place for answer in compared
-              if (place := _difference(answer, reference[trial_of(answer)]))]
-    if not places:
-        return "same" if compared else ""
-    return f"{len(places)} of {len(compared)} differ, first {places[0]}"
+    reference_texts = {trial_of(answer): answer["token_ids"] for answer in baseline}
+    compared_answers = [answer for answer in answers if trial_of(answer) in reference_texts]
+    differences = [_difference(answer, reference_texts[trial_of(answer)]) for answer in compared_answers]
+    differences = [difference for difference in differences if difference]
+    if not differences:
+        return "same" if compared_answers else ""
+    return f"{len(differences)} of {len(compared_answers)} differ, first {differences[0]}"
 
 
 def _difference(answer: Answer, reference: Sequence[Sequence[int]]) -> str:
     """Return where an answer first differs from the reference, with the margin of the reference's token if known."""
     margin = (answer.get("first_difference") or {}).get("margin")
-    suffix = "" if margin is None else f", margin {margin:.2g}"
-    for turn, texts in enumerate(zip(answer["token_ids"], reference), 1):
+    margin_text = "" if margin is None else f", margin {margin:.2g}"
+    for turn_number, texts in enumerate(zip(answer["token_ids"], reference), 1):
         position = divergence(*texts)
         if position is not None:
-            return f"question {answer['question_id']} turn {turn} token {position + 1}{suffix}"
+            return f"question {answer['question_id']} turn {turn_number} token {position + 1}{margin_text}"
     return ""

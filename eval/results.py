@@ -29,11 +29,12 @@ from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER_FIELDS
 
 # Keys that may differ between starts that write into one folder: those of the request, and those without influence.
-ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "questions", "repeats")
-FREE = frozenset((*ASKED, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
-                  "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
+REQUEST_KEYS = ("methods", "draft", "drafts", "sets", "temperatures", "questions", "repeats")
+VARIABLE_KEYS = frozenset((
+    *REQUEST_KEYS, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
+    "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
-OTHER = "choose another results=, or delete the folder"
+OTHER_RESULTS = "choose another results=, or delete the folder"
 DELETE = "delete this line"
 
 
@@ -64,38 +65,42 @@ class Results:
         """Whether any answer was written, even an incomplete one."""
         return bool(answer_files(self.folder))
 
-    def path(self, method: str, name: str, temperature: float) -> Path:
-        """Return the file of a method's answers to the data set `name` at a temperature."""
-        return self.folder / "answers" / method / f"{name}-t{temperature:g}.jsonl"
+    def path(self, method: str, set_name: str, temperature: float) -> Path:
+        """Return the file of a method's answers to the data set `set_name` at a temperature."""
+        return self.folder / "answers" / method / f"{set_name}-t{temperature:g}.jsonl"
 
     @property
     def starts(self) -> int:
         """The number of starts of the pipeline for these answers: each start leaves a folder tally/NUMBER-METHOD."""
-        found = (re.match(r"[0-9]+(?=-)", path.name) for path in self.folder.glob("tally/*"))
-        return max((int(number[0]) + 1 for number in found if number), default=0)
+        matches = (re.match(r"[0-9]+(?=-)", path.name) for path in self.folder.glob("tally/*"))
+        return max((int(match[0]) + 1 for match in matches if match), default=0)
 
     def check(self, config: EvalConfig) -> None:
         """Read the existing answers. Raise ValueError if they were generated with another configuration."""
-        env = read_environment(self.folder, OTHER)
+        env = read_environment(self.folder, OTHER_RESULTS)
         if not self.has_answers:
             return
+
         if not env:
             raise ValueError(f"{self.folder} has answers, but no env.json with their configuration: "
                              "choose another results=")
+
         defaults = {option.name: option.default for option in all_options(EvalConfig)}
-        former = sorted(env["config"].keys() - defaults.keys())
-        if former:
-            raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
-                             "another results=")
-        for name, here in flat(config).items():
-            there = env["config"].get(name, defaults[name])
-            if name not in FREE and there != here:
-                raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
-                                 f"results=, or give {name}={there}")
+        former_keys = sorted(env["config"].keys() - defaults.keys())
+        if former_keys:
+            raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former_keys[0]}: "
+                             "choose another results=")
+
+        for key_name, value in flat(config).items():
+            file_value = env["config"].get(key_name, defaults[key_name])
+            if key_name not in VARIABLE_KEYS and file_value != value:
+                raise ValueError(f"{self.folder} holds answers with {key_name}={file_value}, not {value}: choose "
+                                 f"another results=, or give {key_name}={file_value}")
+
         answers = (line for path in answer_files(self.folder) for line in read_answers(path))
         self.texts = {key(line): line["token_ids"] for line in answers}
 
-    def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
+    def open(self, config: EvalConfig, scale: float, split_id: str = "") -> Results:
         """Prepare the folder for writing: cut off incomplete lines, note this start. Raise ValueError if that fails.
 
         `split` identifies the split model of this start: all methods of one target must use one model.
@@ -104,17 +109,20 @@ class Results:
         for path in answer_files(self.folder):
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.check(config)
-        asked = {name: flat(config)[name] for name in ASKED}
+
+        request = {name: flat(config)[name] for name in REQUEST_KEYS}
         target = METHODS[config.run.pipeline_type].target
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
-                 "target": target, "split": split, **asked}
-        before = read_environment(self.folder, OTHER).get("starts", []) if self.has_answers else []
-        others = {earlier.get("split") for earlier in before if earlier.get("target") == target}
-        if split and others - {"", None, split}:
+        started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        this_start = {"time": started_at, "launch": config.launch, "command": sys.argv, "scale": scale,
+                      "target": target, "split": split_id, **request}
+
+        former_starts = read_environment(self.folder, OTHER_RESULTS).get("starts", []) if self.has_answers else []
+        former_splits = {earlier.get("split") for earlier in former_starts if earlier.get("target") == target}
+        if split_id and former_splits - {"", None, split_id}:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
                              "in use: choose another results=")
-        write_json(self.folder / "env.json", {**_environment(config), "starts": [*before, start]})
+
+        write_json(self.folder / "env.json", {**_environment(config), "starts": [*former_starts, this_start]})
         return self
 
     def _take_lock(self) -> None:
@@ -158,58 +166,61 @@ ENVIRONMENT = {  # the fields that are read from env.json; see `fits` in config/
 
 def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
     """Return the content of env.json, empty if it does not exist. Raise ValueError if no evaluation wrote it."""
-    path = folder / "env.json"
-    if not path.is_file():
+    env_path = folder / "env.json"
+    if not env_path.is_file():
         return {}
-    env: Mapping[str, Any] = read_json_file(path, remedy)
+    env: Mapping[str, Any] = read_json_file(env_path, remedy)
     if not fits(env, ENVIRONMENT):
-        raise ValueError(f"{path} is not in the form that an evaluation writes: {remedy}")
+        raise ValueError(f"{env_path} is not in the form that an evaluation writes: {remedy}")
     return env
 
 
 def key(line: Mapping[str, Any]) -> Key:
     """Return the key of an answer's line."""
-    return Key._make([*(line[name] for name in Key._fields[:-1]), line["question_id"]])
+    fields = [line[name] for name in Key._fields[:-1]]
+    return Key._make([*fields, line["question_id"]])
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the answers in a file, without an incomplete last line. Raise ValueError for an invalid line."""
-    first: dict[Key, int] = {}
-    for number, entry in lines(path, DELETE, growing=True):
+    first_lines: dict[Key, int] = {}
+    for line_number, entry in lines(path, DELETE, growing=True):
         if not fits(entry, ANSWER_FIELDS):
-            raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
-        same = first.setdefault(key(entry), number)
-        if same != number:
-            raise ValueError(f"line {number} of {path} repeats the answer of line {same}: {DELETE}")
+            raise ValueError(f"line {line_number} of {path} is no answer: {DELETE}")
+        first_line = first_lines.setdefault(key(entry), line_number)
+        if first_line != line_number:
+            raise ValueError(f"line {line_number} of {path} repeats the answer of line {first_line}: {DELETE}")
         yield entry
 
 
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """Return the configuration, and all else that figures may depend on."""
     cluster = asdict(config.run.cluster) if config.run.cluster else None
-    versions = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    package_versions = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster, "versions": versions,
-            "machine": {"platform": platform.platform(), "cpu": processor_name(), "cores": os.cpu_count(),
-                        "gpus": gpus},
-            "commit": current_commit(), "config": flat(config)}
+            package_versions[name] = version(name)
+
+    gpu_names = [torch.cuda.get_device_name(device_index) for device_index in range(torch.cuda.device_count())]
+
+    machine = {"platform": platform.platform(), "cpu": processor_name(),
+               "cores": os.cpu_count(), "gpus": gpu_names}
+    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
+            "versions": package_versions, "machine": machine, "commit": current_commit(), "config": flat(config)}
 
 
 def processor_name() -> str:
     """Return the name of the processor, on Linux from /proc/cpuinfo."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.is_file() else ""
-    named = re.search(r"^model name\s*:\s*(.*)", text, re.M)
-    return named[1].strip() if named else platform.processor()
+    info_file = Path("/proc/cpuinfo")
+    text = info_file.read_text() if info_file.is_file() else ""
+    match = re.search(r"^model name\s*:\s*(.*)", text, re.M)
+    return match[1].strip() if match else platform.processor()
 
 
 def current_commit() -> str | None:
     """Return the commit of this repository, with a + if files were changed since; None outside of git."""
     try:
-        asked = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
-        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+        argv = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
     except OSError:
         return None

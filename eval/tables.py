@@ -27,13 +27,13 @@ def short(name: str, name_width: int = NAME_WIDTH) -> str:
 def in_columns(heading: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1,
                name_width: int = NAME_WIDTH) -> str:
     """Return a line for the heading and for each row; a row is this many `names`, then right-aligned figures."""
-    columns = []
-    for place, column in enumerate(zip(heading, *rows)):
-        cells = [short(cell, name_width) for cell in column] if place < names else list(column)
-        width = max(map(len, cells))
-        align = str.ljust if place < names else str.rjust
-        columns.append([align(cell, width) for cell in cells])
-    return "\n".join(APART.join(row).rstrip() for row in zip(*columns))
+    aligned_columns = []
+    for column_index, column_cells in enumerate(zip(heading, *rows)):
+        cells = [short(cell, name_width) for cell in column_cells] if column_index < names else list(column_cells)
+        column_width = max(map(len, cells))
+        align_cell = str.ljust if column_index < names else str.rjust
+        aligned_columns.append([align_cell(cell, column_width) for cell in cells])
+    return "\n".join(APART.join(row).rstrip() for row in zip(*aligned_columns))
 
 
 def markdown(heading: Sequence[str],
