@@ -73,15 +73,17 @@ class Style(NamedTuple):
 def styles_of(names: Sequence[str]) -> dict[str, Style]:
     """Return the styles of the contenders of a plot, by their labels, which are in the order of all plots."""
     styles: dict[str, Style] = {}
-    drafts: Counter[str] = Counter()
-    for name in names:
-        method = name.partition(", ")[0]
-        number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
-        i = number % len(LOOKS)
-        j = (i + 3 * drafts[method]) % len(LOOKS)
-        tone, hatch = LOOKS[i][0], LOOKS[j][1]
-        styles[name] = Style(tone, hatch, MARKERS[i % len(MARKERS)], DASHES[j % len(DASHES)])
-        drafts[method] += 1
+    num_drafts: Counter[str] = Counter()
+    for label in names:
+        method = label.partition(", ")[0]
+        method_number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
+        tone_index = method_number % len(LOOKS)
+        hatch_index = (tone_index + 3 * num_drafts[method]) % len(LOOKS)
+
+        tone, hatch = LOOKS[tone_index][0], LOOKS[hatch_index][1]
+        marker, dashes = MARKERS[tone_index % len(MARKERS)], DASHES[hatch_index % len(DASHES)]
+        styles[label] = Style(tone, hatch, marker, dashes)
+        num_drafts[method] += 1
     return styles
 
 
@@ -102,55 +104,64 @@ def new_figure(path: str | Path, size: tuple[float, float], places: tuple[int, i
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
-def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
+def bars(path: Path, series: Lines, x_labels: Sequence[str], title: str, axis_labels: Labels) -> None:
     """Draw groups of bars with whiskers, and label the bars of the last group, or all of them if they are few."""
-    count = len(series) * len(places)
-    width, few = 0.82 / len(series), count <= 16
-    styles = styles_of([one.name for one in series])
-    with new_figure(path, (max(6.0, 0.22 * count + 2.5), 3.8)) as axes:
-        for i, one in enumerate(series):
-            x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
-            style = styles[one.name]
-            drawn_bars = axes.bar(x, one.heights, width, **EDGE,
-                                  label=one.name, color=style.tone, hatch=style.hatch,
-                                  error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
-            shown = [f"{height:.2f}" if few else "" for height in one.heights[:-1]]
-            axes.bar_label(drawn_bars, [*shown, f"{one.heights[-1]:.2f}"],
-                           padding=3, fontsize=8, rotation=0 if few else 90)
-        if labels[1] == "SR":
+    num_bars = len(series) * len(x_labels)
+    bar_width, has_few_bars = 0.82 / len(series), num_bars <= 16
+    styles = styles_of([method_bars.name for method_bars in series])
+
+    with new_figure(path, (max(6.0, 0.22 * num_bars + 2.5), 3.8)) as axes:
+        for series_index, method_bars in enumerate(series):
+            bars_from_middle = series_index - (len(series) - 1) / 2
+            bar_positions = np.arange(len(x_labels)) + bars_from_middle * bar_width
+            style = styles[method_bars.name]
+            drawn_bars = axes.bar(bar_positions, method_bars.heights, bar_width, **EDGE,
+                                  label=method_bars.name, color=style.tone, hatch=style.hatch,
+                                  error_kw={"elinewidth": 0.8}, yerr=method_bars.whiskers, ecolor="black", capsize=2)
+
+            bar_labels = [f"{height:.2f}" if has_few_bars else "" for height in method_bars.heights[:-1]]
+            axes.bar_label(drawn_bars, [*bar_labels, f"{method_bars.heights[-1]:.2f}"],
+                           padding=3, fontsize=8, rotation=0 if has_few_bars else 90)
+
+        if axis_labels[1] == "SR":
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
-        axes.set_xticks(range(len(places)), places)
-        axes.set(xlabel=labels[0], ylabel=labels[1])
+
+        axes.set_xticks(range(len(x_labels)), x_labels)
+        axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
         axes.margins(y=0.12)
         _head(axes, title)
 
 
 def _head(axes: Any, title: str) -> None:
     """Write the title, and the legend below it, in as many rows as its entries need."""
-    room = int(11 * axes.figure.get_figwidth())  # characters in a line
-    names = axes.get_legend_handles_labels()[1]
-    longest = max(map(len, names))
-    columns = min(len(names), max(1, room // (longest + 8)))
-    rows = math.ceil(len(names) / columns)
-    axes.set_title(textwrap.fill(title, room), loc="left", pad=10 + 16 * rows)
-    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
+    line_length = int(11 * axes.figure.get_figwidth())  # characters in a line
+    labels = axes.get_legend_handles_labels()[1]
+    max_label_length = max(map(len, labels))
+    num_columns = min(len(labels), max(1, line_length // (max_label_length + 8)))
+    num_rows = math.ceil(len(labels) / num_columns)
+
+    axes.set_title(textwrap.fill(title, line_length), loc="left", pad=10 + 16 * num_rows)
+    axes.legend(ncols=num_columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
                 handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
+def lines(path: Path, series: Lines, x_values: Sequence[float], title: str, axis_labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
-    styles = styles_of([one.name for one in series])
+    styles = styles_of([line.name for line in series])
+
     with new_figure(path, LINE_SIZE) as axes:
-        for one in series:
-            style = styles[one.name]
-            axes.errorbar(places, one.heights, yerr=one.whiskers, label=one.name,
+        for line in series:
+            style = styles[line.name]
+            axes.errorbar(x_values, line.heights, yerr=line.whiskers, label=line.name,
                           linestyle=style.dashes, color="black", marker=style.marker,
                           markerfacecolor=style.tone, markersize=7, capsize=3, elinewidth=0.8)
-        if min(places) > 0 and max(places) >= 8 * min(places):
+
+        if min(x_values) > 0 and max(x_values) >= 8 * min(x_values):
             axes.set_xscale("log", base=2)
             axes.minorticks_off()
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.set(xlabel=labels[0], ylabel=labels[1])
+
+        axes.set_xticks(x_values, [f"{x_value:g}" for x_value in x_values])
+        axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color="0.9")
         _head(axes, title)
@@ -162,23 +173,25 @@ def draw(views: Sequence[TemperatureView]) -> Iterator[str]:
     """Write all plots of a results folder into it; yield their names."""
     plots = {"speedup": _speed_ups, "account": _account}
     for view, (kind, plot) in itertools.product(views, plots.items()):
-        path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
+        path = view.results.folder / f"{kind}-t{view.temperature:g}.png"
         if plot(view, path, f"temperature {view.temperature:g} {view.where}"):
             yield path.name
 
 
 def _speed_ups(view: TemperatureView, path: Path, where: str) -> bool:
     """Draw speed-ups over the first baseline that has answers; return False without one, or without others."""
-    found = view.found
-    baseline = next((name for name in BASELINES if name in found.methods), None)
-    if baseline is None or len(found.contenders) < 2:
+    results = view.results
+    baseline = next((name for name in BASELINES if name in results.methods), None)
+    if baseline is None or len(results.contenders) < 2:
         return False
-    named = found.label(Contender(baseline, found.baseline_draft))
-    series, ratio = [], itemgetter(f"sr_{baseline}")
-    for label, own in view.rows.items():
-        cells = view.cells(label, ratio, NO_INTERVAL)
-        series.append(Series(label, [*cells, ratio(own[MEAN])]))
-    bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
+
+    baseline_label = results.label(Contender(baseline, results.baseline_draft))
+    series, ratio_of = [], itemgetter(f"sr_{baseline}")
+    for label, by_set in view.rows.items():
+        cells = view.cells(label, ratio_of, NO_INTERVAL)
+        series.append(Series(label, [*cells, ratio_of(by_set[MEAN])]))
+
+    bars(path, series, [*results.sets, MEAN], f"Speed-up over {baseline_label}, {where}", ("data set", "SR"))
     return True
 
 

@@ -23,7 +23,7 @@ from eval.summary import BASELINES, MEAN, Row, TemperatureView
 from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
 
 TOO_LATE = 0.03  # share of the computing time
-SHOWN = 20  # largest number of sentences about missing answers
+MAX_SHOWN_GAPS = 20  # largest number of sentences about missing answers
 Lines = Iterator[str]
 Rows = Mapping[str, Iterable[str]]  # cells by the label of a contender
 FIGURES = (  # title, figures, digits, factor
@@ -38,8 +38,8 @@ FIGURES = (  # title, figures, digits, factor
      ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
     ("The same text as ar with the same seed", ["equal"], 2, 1.0),
     ("Divergence of lossy verification from the target, nats per token (KL)", ["divergence"], 3, 1.0))
-FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
-          "ms of a token lost after misses")
+FLIGHT_HEADING = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
+                  "ms of a token lost after misses")
 WORDS = """\
 - **ξ**: new tokens divided by seconds, over all answers of a set, prefill included. The mean is that of the sets' ξ.
 - **ξ of decoding**: the tokens after the first of each turn divided by the seconds after it.
@@ -69,81 +69,88 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
 
     Raise ValueError without answers.
     """
-    found = read(folder)
-    rows = summary.summary(found)
-    views = [TemperatureView(found, rows, temperature) for temperature in found.temperatures]
-    mean_rows = [by_set[MEAN] for view in views for by_set in view.rows.values() if by_set[MEAN]["answers"]]
-    summary.save_tables(found.folder, [*rows.values(), *mean_rows])
-    path = found.folder / "report.md"
-    write(path, "\n".join([*_text(found, views), ""]), SPACE_REMEDY)
+    results = read(folder)
+    rows = summary.summary(results)
+    views = [TemperatureView(results, rows, temperature) for temperature in results.temperatures]
+    mean_rows = [by_set[MEAN] for view in views for by_set in view.rows.values()]
+    mean_rows = [row for row in mean_rows if row["answers"]]
+    summary.save_tables(results.folder, [*rows.values(), *mean_rows])
+
+    report_path = results.folder / "report.md"
+    write(report_path, "\n".join([*_text(results, views), ""]), SPACE_REMEDY)
 
     if screen:
         print("\n".join(map(_screen_table, views)), file=screen)
-    return path
+    return report_path
 
 
-def _text(found: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
-    where = f"({provenance(found.answers)})"
-    yield f"# Results {where}\n"
-    yield from _about(found)
+def _text(results: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
+    origin = f"({provenance(results.answers)})"
+    yield f"# Results {origin}\n"
+    yield from _about(results)
+
     for view in views:
         yield f"## Temperature {view.temperature:g} {view.where}\n"
         for tables in (_paper_table, _ratio_table, _figure_tables, _stage_tables, _account_tables, _source_table):
             yield from tables(view)
+
     try:
         from eval import plots
     except ImportError:
         yield "Plots need matplotlib, which is not installed here.\n"
     else:
-        yield f"## Plots {where}\n"
+        yield f"## Plots {origin}\n"
         yield from (f"![{name}]({name})\n" for name in plots.draw(views))
+
     yield f"## What the words mean\n\n{WORDS}"
 
 
 # --- above all tables -------------------------------------------------------------------------------------------------
 
-def _about(found: ResultsFolder) -> Lines:
+def _about(results: ResultsFolder) -> Lines:
     """Yield the origin of the figures, and what is missing."""
-    config = found.env.get("config", {})
-    machine = found.env.get("machine", {})
-    model = config.get("model_dir") or config.get("base_dir") or ""
-    facts = {"model": Path(model).name, "stages": config.get("stages"),
+    config = results.env.get("config", {})
+    machine = results.env.get("machine", {})
+    model_dir = config.get("model_dir") or config.get("base_dir") or ""
+    facts = {"model": Path(model_dir).name, "stages": config.get("stages"),
              "tokens a turn, at most": config.get("max_new_tokens"),
              "machine": machine.get("cpu"), "cores": machine.get("cores"),
-             "commit": found.env.get("commit")}
+             "commit": results.env.get("commit")}
     yield from (f"- {name}: {value}" for name, value in facts.items() if value)
+
     if config.get("concurrency", 1) > 1:
         yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table "
                "has that of all together; it is unknown what each rank did, and whether it kept pace")
-    yield from _emulation(found)
-    yield from _missing(found)
+
+    yield from _emulation(results)
+    yield from _missing(results)
     yield ""
 
 
-def _emulation(found: ResultsFolder) -> Lines:
+def _emulation(results: ResultsFolder) -> Lines:
     """Yield how much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
-    scales = {answer["scale"] for answer in found.answers} - {1.0}
+    scales = {answer["scale"] for answer in results.answers} - {1.0}
     if scales:
         yield f"- all emulated times were {max(scales):g} times as long, and the figures are divided by that"
-    lateness = [used.late for group in found.groups.values()
-                for used in utilization(found.tally, group).values()]
-    late = sum(lateness) / len(lateness) if lateness else 0.0
-    if late > TOO_LATE:
-        yield (f"- **this machine did not keep pace**: emulated times were {late:.0%} late on average; run "
+    late_shares = [used.late for group in results.groups.values()
+                   for used in utilization(results.tally, group).values()]
+    late_share = sum(late_shares) / len(late_shares) if late_shares else 0.0
+    if late_share > TOO_LATE:
+        yield (f"- **this machine did not keep pace**: emulated times were {late_share:.0%} late on average; run "
                "nothing else at the same time, or give slowdown=2")
 
 
-def _missing(found: ResultsFolder) -> Lines:
-    gaps = missing(found)
-    if not found.env:
+def _missing(results: ResultsFolder) -> Lines:
+    gaps = missing(results)
+    if not results.env:
         yield "- env.json does not exist, so it is unknown whether anything is missing"
     elif gaps:
         yield f"- missing: answers of {len(gaps)} groups"
     else:
         yield "- missing: nothing"
-    yield from (f"  - {gap}" for gap in gaps[:SHOWN])
-    if len(gaps) > SHOWN:
-        yield f"  - … and {len(gaps) - SHOWN} more"
+    yield from (f"  - {gap}" for gap in gaps[:MAX_SHOWN_GAPS])
+    if len(gaps) > MAX_SHOWN_GAPS:
+        yield f"  - … and {len(gaps) - MAX_SHOWN_GAPS} more"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -158,19 +165,22 @@ def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
 
 def _paper_table(view: TemperatureView) -> Lines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
-    found = view.found
-    ratio, baseline_label = _baseline_of(found)
+    results = view.results
+    ratio_column, baseline_label = _baseline_of(results)
     rows = {}
-    for label, own in view.rows.items():
-        cells = view.cells(label, lambda row: f"{_shown(row['xi'])} ({_shown(row[ratio])})", NOT_MEASURED)
-        rows[label] = [*cells, f"{_shown(own[MEAN]['xi'])} ({_interval(own[MEAN][ratio])})"]
+
+    for label, by_set in view.rows.items():
+        cells = view.cells(label, lambda row: f"{_shown(row['xi'])} ({_shown(row[ratio_column])})", NOT_MEASURED)
+        mean_row = by_set[MEAN]
+        rows[label] = [*cells, f"{_shown(mean_row['xi'])} ({_interval(mean_row[ratio_column])})"]
+
     title = f"Tokens per second, ξ, and in brackets the ratio to {baseline_label}, SR {view.where}"
-    return _table(title, [*found.sets, MEAN], rows)
+    return _table(title, [*results.sets, MEAN], rows)
 
 
 def _screen_table(view: TemperatureView) -> str:
     """Return table 1 as a terminal shows it: speeds alone, then the mean's ratio."""
-    ratio, baseline_label = _baseline_of(view.found)
+    ratio_column, baseline_label = _baseline_of(view.results)
     title = (f"\nTokens per second (ξ) at temperature {view.temperature:g}, and the ratio of the {MEAN} to "
              f"{baseline_label} (SR) {view.where}:\n")
 
@@ -178,106 +188,116 @@ def _screen_table(view: TemperatureView) -> str:
     for label, by_set in view.rows.items():
         speeds = view.cells(label, lambda row: _shown(row["xi"]), NOT_MEASURED)
         mean_row = by_set[MEAN]
-        table_rows.append([label, *speeds, _shown(mean_row["xi"]), _shown(mean_row[ratio])])
+        table_rows.append([label, *speeds, _shown(mean_row["xi"]), _shown(mean_row[ratio_column])])
 
-    heading = ["method", *view.found.sets, MEAN, "SR"]
+    heading = ["method", *view.results.sets, MEAN, "SR"]
     return f"{title}\n{in_columns(heading, table_rows, name_width=LABEL_WIDTH)}"
 
 
-def _baseline_of(found: ResultsFolder) -> tuple[str, str]:
+def _baseline_of(results: ResultsFolder) -> tuple[str, str]:
     """Return the column of the ratio to the baseline, and the baseline's label."""
-    baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
-    return f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
+    baseline = next((name for name in BASELINES if name in results.methods), BASELINES[0])
+    return f"sr_{baseline}", results.label(Contender(baseline, results.baseline_draft))
 
 
 def _ratio_table(view: TemperatureView) -> Lines:
     """Yield the means over the sets: both speeds, and a ratio for each baseline that has answers."""
-    found = view.found
-    drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
-    ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.RATIOS
-              if any(ratio.baseline(found, own.draft) in found.contenders for own in found.contenders)}
-    columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios.values()))
-    rows = {label: [_interval(own[MEAN][name]) for name in columns]
-            for label, own in view.rows.items()}
+    results = view.results
+    draft_suffixes = {"baseline": f" with {results.baseline_draft}", "same": " with the same draft", "none": ""}
+    ratios_by_heading = {}
+    for ratio in summary.RATIOS:
+        baselines = {ratio.baseline(results, contender.draft) for contender in results.contenders}
+        if not baselines.isdisjoint(results.contenders):
+            ratios_by_heading[f"SR to {ratio.method}{draft_suffixes[ratio.draft]}"] = ratio
+
+    columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios_by_heading.values()))
+    rows = {label: [_interval(by_set[MEAN][column]) for column in columns]
+            for label, by_set in view.rows.items()}
+
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
-    yield from _table(title, ["ξ", "ξ of decoding", *ratios], rows)
-    yield from (f"- **{head}**: {ratio.about}" for head, ratio in ratios.items())
+    yield from _table(title, ["ξ", "ξ of decoding", *ratios_by_heading], rows)
+    yield from (f"- **{heading}**: {ratio.about}" for heading, ratio in ratios_by_heading.items())
     yield ""
 
 
 def _figure_tables(view: TemperatureView) -> Lines:
     """Yield, by contender and data set, a table for each of FIGURES that was measured."""
-    for title, names, digits, factor in FIGURES:
-        cell = partial(_cell, names, digits, factor)
-        rows = {label: view.cells(label, cell, NOT_MEASURED) for label in view.rows}
-        if any(text.strip(f"{NOT_MEASURED}; ") for cells in rows.values() for text in cells):
-            yield from _table(f"{title} {view.where}", view.found.sets, rows)
+    for title, figure_names, num_digits, factor in FIGURES:
+        to_cell = partial(_cell, figure_names, num_digits, factor)
+        rows = {label: view.cells(label, to_cell, NOT_MEASURED) for label in view.rows}
+        has_figures = any(cell.strip(f"{NOT_MEASURED}; ") for cells in rows.values() for cell in cells)
+        if has_figures:
+            yield from _table(f"{title} {view.where}", view.results.sets, rows)
 
 
 def _stage_tables(view: TemperatureView) -> Lines:
     """Yield tables of how every rank spent its time and what it sent."""
-    used = view.means("ranks")
-    head = sorted({rank for ranks in used.values() for rank in ranks})
+    used_by_label = view.means("ranks")
+    all_ranks = sorted({rank for ranks in used_by_label.values() for rank in ranks})
 
-    def grid(title: str, value: Callable[[Utilization], Sequence[float]], digits: int) -> Lines:
+    def rank_table(title: str, figures_of: Callable[[Utilization], Sequence[float]], num_digits: int) -> Lines:
         rows = {}
-        for label, ranks in used.items():
-            cells = {rank: _joined(value(own), digits) for rank, own in ranks.items()}
-            rows[label] = [cells.get(rank, NOT_MEASURED) for rank in head]
-        return _table(f"{title} {view.where}", [f"rank {rank}" for rank in head], rows)
+        for label, ranks in used_by_label.items():
+            cells = {rank: _joined(figures_of(used), num_digits) for rank, used in ranks.items()}
+            rows[label] = [cells.get(rank, NOT_MEASURED) for rank in all_ranks]
+        return _table(f"{title} {view.where}", [f"rank {rank}" for rank in all_ranks], rows)
 
-    if head:
-        yield from grid("Per cent of the time that each rank computed; waited; was idle",
-                        lambda own: [100 * share for share in own[:3]], 0)
-        yield from grid("Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows",
-                        lambda own: [own.bytes / 1e3, own.control / 1e3, own.rows], 1)
-    if any(own.late for ranks in used.values() for own in ranks.values()):
-        yield from grid("Delay of emulated times in per cent of computing", lambda own: [100 * own.late], 1)
+    if all_ranks:
+        yield from rank_table("Per cent of the time that each rank computed; waited; was idle",
+                              lambda used: [100 * share for share in used[:3]], 0)
+        yield from rank_table("Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows",
+                              lambda used: [used.bytes / 1e3, used.control / 1e3, used.rows], 1)
+    if any(used.late for ranks in used_by_label.values() for used in ranks.values()):
+        yield from rank_table("Delay of emulated times in per cent of computing", lambda used: [100 * used.late], 1)
 
 
 def _account_tables(view: TemperatureView) -> Lines:
     """Yield tables of where the time of a token went on rank 0, and of the rows in flight."""
-    shares, flights = {}, {}
-    for label, own in view.means("account").items():
-        seconds = (*own[:len(SHARES)], own.whole)
-        shares[label] = [number(1e3 * each, 1) for each in seconds]
-        ranks = view.rows[label][MEAN]["ranks"]
-        busy = _joined([100 * ranks[rank].computed for rank in ranks if rank], 0)
-        flights[label] = [busy or NOT_MEASURED, number(own.aloft), number(1e3 * own.stay, 0),
-                          number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
-    if shares:
+    share_rows, flight_rows = {}, {}
+    for label, account in view.means("account").items():
+        seconds = (*account[:len(SHARES)], account.whole)
+        share_rows[label] = [number(1e3 * part_seconds, 1) for part_seconds in seconds]
+
+        used_by_rank = view.rows[label][MEAN]["ranks"]
+        busy_shares = _joined([100 * used_by_rank[rank].computed for rank in used_by_rank if rank], 0)
+        flight_rows[label] = [busy_shares or NOT_MEASURED, number(account.aloft), number(1e3 * account.stay, 0),
+                              number(account.tokens_per_miss), number(1e3 * account.lost, 1)]
+
+    if share_rows:
         yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
-                          f"{view.where}", [*SHARES, "in total"], shares)
-        yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT,
-                          flights)
+                          f"{view.where}", [*SHARES, "in total"], share_rows)
+        yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}",
+                          FLIGHT_HEADING, flight_rows)
 
 
 def _source_table(view: TemperatureView) -> Lines:
     """Yield a table of how much of the text each source of the drafts had guessed; a guess may have several."""
-    counts: dict[str, Counter[str]] = {}
+    counts_by_label: dict[str, Counter[str]] = {}
     for label, answers in view.means("answers").items():
         turns = [turn for answer in answers for turn in answer.get("sources", ())]
-        counts[label] = sum(map(Counter, turns), Counter())
-    sources = sorted({source for count in counts.values() for source in count})
+        counts_by_label[label] = sum(map(Counter, turns), Counter())
+
+    sources = sorted({source for counts in counts_by_label.values() for source in counts})
     if len(sources) > 1:
-        rows = {label: [str(count[source]) for source in sources] for label, count in counts.items() if count}
+        rows = {label: [str(counts[source]) for source in sources]
+                for label, counts in counts_by_label.items() if counts}
         yield from _table(f"Guesses that became text, by source {view.where}", sources, rows)
 
 
-def _cell(names: Sequence[str], digits: int, factor: float, row: Row) -> str:
+def _cell(figure_names: Sequence[str], num_digits: int, factor: float, row: Row) -> str:
     """Return these figures of a row as one cell."""
-    return "; ".join(_shown(row[name], digits, factor) for name in names)
+    return "; ".join(_shown(row[name], num_digits, factor) for name in figure_names)
 
 
-def _shown(figure: Any, digits: int = 2, factor: float = 1.0) -> str:
+def _shown(figure: Any, num_digits: int = 2, factor: float = 1.0) -> str:
     """Return a figure as a cell: a text, a number, or the value of an interval."""
     if isinstance(figure, str):
         return figure or NOT_MEASURED
-    return number(factor * (figure.value if isinstance(figure, Interval) else figure), digits)
+    return number(factor * (figure.value if isinstance(figure, Interval) else figure), num_digits)
 
 
-def _joined(values: Iterable[float], digits: int) -> str:
-    return "; ".join(number(value, digits) for value in values)
+def _joined(values: Iterable[float], num_digits: int) -> str:
+    return "; ".join(number(value, num_digits) for value in values)
 
 
 def _interval(interval: Interval) -> str:

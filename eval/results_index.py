@@ -43,33 +43,34 @@ class ResultsFolder:
     @property
     def methods(self) -> list[str]:
         """The methods that have answers, in the order of the request."""
-        asked = [name for start in self.starts for name in listed(start["methods"])]
-        return _ordered({group[0] for group in self.groups}, [*asked, *METHODS])
+        requested = [name for start in self.starts for name in listed(start["methods"])]
+        return _ordered({group[0] for group in self.groups}, [*requested, *METHODS])
 
     @property
     def drafts(self) -> list[str]:
         """The drafts of the answers, in the order of the request."""
-        return _ordered({group[1] for group in self.groups
-                         if not _needs_no_draft(group[0])}, _asked_drafts(self.starts))
+        used_drafts = {group[1] for group in self.groups if not _needs_no_draft(group[0])}
+        return _ordered(used_drafts, _requested_drafts(self.starts))
 
     @property
     def baseline_draft(self) -> str:
         """The draft of the `naive` with which all are compared: the given one, else the first that was requested."""
         config = self.env.get("config")
-        named = config and (config["baseline_draft"] or _drafts(config)[0])
-        return named if named in self.drafts else [*self.drafts, "none"][0]
+        baseline_draft = config and (config["baseline_draft"] or _drafts(config)[0])
+        return baseline_draft if baseline_draft in self.drafts else [*self.drafts, "none"][0]
 
     @property
     def contenders(self) -> list[Contender]:
         """The methods that have answers, each with its drafts."""
-        there = {group[:2] for group in self.groups}
-        every = itertools.product(self.methods, [*self.drafts, "none"])
-        return [Contender(*pair) for pair in every if pair in there]
+        answered_pairs = {group[:2] for group in self.groups}
+        all_pairs = itertools.product(self.methods, [*self.drafts, "none"])
+        return [Contender(*pair) for pair in all_pairs if pair in answered_pairs]
 
     def label(self, contender: Contender) -> str:
         """Return the name of a contender in tables and plots, with its draft if there are several."""
-        several = len({*self.drafts, *_asked_drafts(self.starts)}) > 1
-        return ", ".join(contender) if several and not _needs_no_draft(contender.method) else contender.method
+        has_several_drafts = len({*self.drafts, *_requested_drafts(self.starts)}) > 1
+        shows_draft = has_several_drafts and not _needs_no_draft(contender.method)
+        return ", ".join(contender) if shows_draft else contender.method
 
     @property
     def sets(self) -> list[str]:
@@ -85,20 +86,25 @@ class ResultsFolder:
     def answers(self) -> list[Answer]:
         return [answer for group in self.groups.values() for answer in group]
 
-    def of(self, contender: Contender, name: str, temperature: float) -> Sequence[Answer]:
-        """Return the answers of a contender to the data set `name` at a temperature."""
-        return self.groups.get((*contender, name, temperature), ())
+    def of(self, contender: Contender, set_name: str, temperature: float) -> Sequence[Answer]:
+        """Return the answers of a contender to the data set `set_name` at a temperature."""
+        return self.groups.get((*contender, set_name, temperature), ())
 
 
 def provenance(answers: Sequence[Answer]) -> str:
     """Return, for titles, whether answers were measured, emulated or simulated, the cluster, and a lossy rule."""
-    kinds = sorted({"simulated" if answer.get("simulated") else "emulated" if answer["emulated"] else "measured"
-                    for answer in answers})
-    profiles = sorted({answer["profile"] for answer in answers} - {"none"})
-    cluster = f", profile {', '.join(profiles)}" if profiles else ""
+    kinds = sorted(set(map(_kind_of_times, answers)))
+    profile_names = sorted({answer["profile"] for answer in answers} - {"none"})
+    cluster_text = f", profile {', '.join(profile_names)}" if profile_names else ""
     lossy_rules = sorted({answer.get("lossy_rule", "") for answer in answers} - {""})
-    lossy = f", lossy: verify={', '.join(lossy_rules)}" if lossy_rules else ""
-    return " and ".join(kinds) + cluster + lossy
+    lossy_text = f", lossy: verify={', '.join(lossy_rules)}" if lossy_rules else ""
+    return " and ".join(kinds) + cluster_text + lossy_text
+
+
+def _kind_of_times(answer: Answer) -> str:
+    if answer.get("simulated"):
+        return "simulated"
+    return "emulated" if answer["emulated"] else "measured"
 
 
 def read(folder: str | Path) -> ResultsFolder:
@@ -109,53 +115,60 @@ def read(folder: str | Path) -> ResultsFolder:
         for answer in read_answers(path):
             group = tuple(answer[key] for key in GROUP)
             groups.setdefault(group, []).append(answer)
+
     if not groups:
         raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
-    tally = by_request(line for start in sorted(folder.glob("tally/*")) for line in _tally(start))
+    tally = by_request(line for start_dir in sorted(folder.glob("tally/*")) for line in _tally(start_dir))
     return ResultsFolder(folder, groups, read_environment(folder, RESTORE), tally)
 
 
-def _tally(start: Path) -> Iterator[TallyLine]:
+def _tally(start_dir: Path) -> Iterator[TallyLine]:
     """Yield the lines of all ranks of a start. Raise ValueError for an invalid one."""
-    for path in rank_files(start):
-        for number, entry in lines(path, DELETE, growing=True):
-            sound = fits(entry, TALLY_LINE) and ("flight" not in entry or fits(entry, FLIGHT_LINE))
-            if not sound:
-                raise ValueError(f"line {number} of {path} is not in the form that an evaluation writes: {DELETE}")
-            yield {**entry, "launch": start.name}
+    for path in rank_files(start_dir):
+        for line_number, entry in lines(path, DELETE, growing=True):
+            is_sound = fits(entry, TALLY_LINE)
+            if is_sound and "flight" in entry:
+                is_sound = fits(entry, FLIGHT_LINE)
+            if not is_sound:
+                raise ValueError(f"line {line_number} of {path} is not in the form that an evaluation writes: {DELETE}")
+            yield {**entry, "launch": start_dir.name}
 
 
-def _ordered(names: set[str], known: Sequence[str]) -> list[str]:
-    """Return the names in the order of `known`, then the others in alphabetical order."""
-    order = [*known, *sorted(names)]
+def _ordered(names: set[str], known_order: Sequence[str]) -> list[str]:
+    """Return the names in the order of `known_order`, then the others in alphabetical order."""
+    order = [*known_order, *sorted(names)]
     return sorted(names, key=order.index)
 
 
-def missing(found: ResultsFolder) -> list[str]:
+def missing(results: ResultsFolder) -> list[str]:
     """Return the missing answers, a sentence for each method, draft, set and temperature."""
-    gaps = {}
-    for start in found.starts:
+    sentences = {}
+    for start in results.starts:
         temperatures = [float(word) for word in listed(start["temperatures"])]
         contenders = drafted(listed(start["methods"]), _drafts(start))
-        for name in listed(start["sets"]):
-            wanted = _wanted(found, name, start)
-            for group in itertools.product(contenders, [name], temperatures):
-                there = len(found.of(*group))
-                if there < wanted:
-                    who = found.label(group[0])
-                    gaps[group] = f"{who} has {there} of {wanted} answers on {name} at temperature {group[2]:g}"
-    return [text for _, text in sorted(gaps.items())]
+
+        for set_name in listed(start["sets"]):
+            num_wanted = _num_wanted(results, set_name, start)
+            for group in itertools.product(contenders, [set_name], temperatures):
+                num_existing = len(results.of(*group))
+                if num_existing < num_wanted:
+                    contender, _, temperature = group
+                    sentences[group] = (f"{results.label(contender)} has {num_existing} of {num_wanted} answers on "
+                                        f"{set_name} at temperature {temperature:g}")
+
+    return [sentence for _, sentence in sorted(sentences.items())]
 
 
-def _wanted(found: ResultsFolder, name: str, start: Mapping[str, Any]) -> int:
+def _num_wanted(results: ResultsFolder, set_name: str, start: Mapping[str, Any]) -> int:
     """Return the number of answers to a set that each method should give; if the set is gone, the most of any."""
     try:
-        questions = load(found.env["config"]["data"] or BUNDLED_FOLDER,  # the toy's sets have as many
-                         name, *RunConfig(questions=start["questions"]).question_range)
+        data_dir = results.env["config"]["data"] or BUNDLED_FOLDER  # the toy's sets have as many
+        question_range = RunConfig(questions=start["questions"]).question_range
+        questions = load(data_dir, set_name, *question_range)
         return len(questions) * int(start["repeats"])
     except ValueError:
-        return max((len(answers) for group, answers in found.groups.items()
-                    if group[2] == name), default=0)
+        set_sizes = [len(answers) for group, answers in results.groups.items() if group[2] == set_name]
+        return max(set_sizes, default=0)
 
 
 def _needs_no_draft(method: str) -> bool:
@@ -163,10 +176,10 @@ def _needs_no_draft(method: str) -> bool:
     return method in METHODS and METHODS[method].draft == "none"
 
 
-def _drafts(asked: Mapping[str, Any]) -> Sequence[str]:
+def _drafts(request: Mapping[str, Any]) -> Sequence[str]:
     """Return the drafts that a start or a configuration requests."""
-    return listed(asked["drafts"]) or (asked["draft"],)
+    return listed(request["drafts"]) or (request["draft"],)
 
 
-def _asked_drafts(starts: Iterable[Mapping[str, Any]]) -> list[str]:
+def _requested_drafts(starts: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for start in starts for name in _drafts(start)]

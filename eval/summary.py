@@ -29,9 +29,9 @@ class Ratio(NamedTuple):
     draft: str
     about: str
 
-    def baseline(self, found: ResultsFolder, draft: str) -> Contender:
+    def baseline(self, results: ResultsFolder, draft: str) -> Contender:
         """Return the contender with which a contender with this draft is compared."""
-        drafts = {"baseline": found.baseline_draft, "same": draft, "none": "none"}
+        drafts = {"baseline": results.baseline_draft, "same": draft, "none": "none"}
         return Contender(self.method, drafts[self.draft])
 
 
@@ -43,63 +43,74 @@ RATIOS = (
     Ratio("sr_serial_same", "serial", "same",
           "serial with the draft of the row: the gain of keeping the stages busy."),
     Ratio("sr_ar", "ar", "none", "ar, which has no draft."))
-SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
-TIMES = (*ACTIVITIES, "late")
-ORIGIN = ("emulated", "profile")
-POSITIONS = 8  # number of positions after the first token of a verification, for which acceptance is shown
-SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
+SPEED_COLUMNS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
+TIME_COLUMNS = (*ACTIVITIES, "late")
+ORIGIN_COLUMNS = ("emulated", "profile")
+NUM_POSITIONS = 8  # number of positions after the first token of a verification, for which acceptance is shown
+SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEED_COLUMNS for bound in BOUNDS),
            "accepted_length", "tokens_per_miss", "by_position", "ttft", "request_mean",
-           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", "divergence", *TIMES, *ORIGIN)
-STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
-ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
+           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", "divergence", *TIME_COLUMNS, *ORIGIN_COLUMNS)
+STAGES = (*GROUP, "rank", *TIME_COLUMNS, "bytes", "control", "rows", *ORIGIN_COLUMNS)
+ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN_COLUMNS)
 AR = Contender("ar", "none")
-Row = Mapping[str, Any]  # figures by their names; those of SPEEDS are intervals
+Row = Mapping[str, Any]  # figures by their names; those of SPEED_COLUMNS are intervals
 T = TypeVar("T")
 
 
-def figures(found: ResultsFolder, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
+def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
     """Return a contender's figures over these sets, with its answers; a speed-up is over trials of both contenders."""
     def of_sets(other: Contender) -> list[Sequence[Answer]]:
-        return [found.of(other, name, temperature) for name in sets]
+        return [results.of(other, name, temperature) for name in sets]
 
-    every = of_sets(contender)
-    answers = list(itertools.chain(*every))
-    used = utilization(found.tally, answers)
+    answers_by_set = of_sets(contender)
+    answers = list(itertools.chain(*answers_by_set))
+    used_by_rank = utilization(results.tally, answers)
     row = {"answers": answers, "n": len(answers),
-           "ranks": used, "account": account(found.tally, answers)}
-    row["xi"] = metrics.speed([metrics.sample(answers) for answers in every])
-    row["xi_decoding"] = metrics.decoding_speed(every)
+           "ranks": used_by_rank, "account": account(results.tally, answers)}
+
+    # speeds
+    row["xi"] = metrics.speed([metrics.sample(answers) for answers in answers_by_set])
+    row["xi_decoding"] = metrics.decoding_speed(answers_by_set)
+    row["total"] = metrics.total_speed(answers)
     for ratio in RATIOS:
-        other = ratio.baseline(found, contender.draft)
-        samples = itertools.starmap(metrics.paired, zip(every, of_sets(other)))
+        baseline = ratio.baseline(results, contender.draft)
+        samples = itertools.starmap(metrics.paired, zip(answers_by_set, of_sets(baseline)))
         row[ratio.column] = metrics.speed_up(list(samples))
-    requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
+
+    # tokens of a pass
     row["accepted_length"] = metrics.accepted_length(answers)
     row["tokens_per_miss"] = metrics.tokens_per_miss(answers)
-    rates = metrics.acceptance_by_position(answers)[:POSITIONS]
-    row["by_position"] = ", ".join(f"{rate:.3f}" for rate in rates)
+    acceptance_rates = metrics.acceptance_by_position(answers)[:NUM_POSITIONS]
+    row["by_position"] = ", ".join(f"{rate:.3f}" for rate in acceptance_rates)
+
+    # times of requests and tokens
+    request_seconds, token_seconds = metrics.request_times(answers), metrics.token_times(answers)
     row["ttft"] = metrics.mean(metrics.first_token_times(answers))
-    row["request_mean"] = metrics.mean(requests)
-    row["request_p95"] = metrics.quantile(requests, 0.95)
-    row["tpt_p50"] = metrics.quantile(tokens, 0.5)
-    row["tpt_p99"] = metrics.quantile(tokens, 0.99)
-    row["total"] = metrics.total_speed(answers)
+    row["request_mean"] = metrics.mean(request_seconds)
+    row["request_p95"] = metrics.quantile(request_seconds, 0.95)
+    row["tpt_p50"] = metrics.quantile(token_seconds, 0.5)
+    row["tpt_p99"] = metrics.quantile(token_seconds, 0.99)
+
+    # texts
     row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
     row["divergence"] = metrics.lossy_divergence(answers)
-    for key in TIMES:
-        of_stages = [getattr(own, key) for rank, own in used.items() if rank]
-        row[key] = metrics.mean(of_stages)
+
+    # ranks
+    for column in TIME_COLUMNS:
+        stage_values = [getattr(used, column) for rank, used in used_by_rank.items() if rank]
+        row[column] = metrics.mean(stage_values)
+
     return row
 
 
-def summary(found: ResultsFolder) -> dict[Group, Row]:
+def summary(results: ResultsFolder) -> dict[Group, Row]:
     """Return the figures of each method, draft, set and temperature that has answers."""
-    rows: dict[Group, Row] = {}
-    for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
-        group = (*contender, name, temperature)
-        if group in found.groups:
-            rows[group] = _identified(group, figures(found, contender, [name], temperature))
-    return rows
+    rows_by_group: dict[Group, Row] = {}
+    for temperature, set_name, contender in itertools.product(results.temperatures, results.sets, results.contenders):
+        group = (*contender, set_name, temperature)
+        if group in results.groups:
+            rows_by_group[group] = _identified(group, figures(results, contender, [set_name], temperature))
+    return rows_by_group
 
 
 def _identified(group: Group, row: Row) -> Row:
@@ -111,46 +122,50 @@ def _identified(group: Group, row: Row) -> Row:
 
 def flat(row: Row) -> Row:
     """Return a row with columns for the bounds of its intervals."""
-    bounds = (zip(BOUNDS, row[name]) for name in SPEEDS)
-    named = zip(SPEEDS, bounds)
-    return {**row, **{f"{name}{bound}": value for name, pairs in named for bound, value in pairs}}
+    bound_columns = {f"{column}{bound}": value for column in SPEED_COLUMNS for bound, value in zip(BOUNDS, row[column])}
+    return {**row, **bound_columns}
 
 
 def save_tables(folder: Path, rows: Sequence[Row]) -> None:
     """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
-    stages, accounts = [], []
+    stage_rows, account_rows = [], []
     for row in rows:
-        stages += [{**row, "rank": rank, **used._asdict()}
-                   for rank, used in row["ranks"].items()]
-        if own := row["account"]:
-            accounts.append({**row, **own._asdict(), "whole": own.whole})
+        for rank, used in row["ranks"].items():
+            stage_rows.append({**row, "rank": rank, **used._asdict()})
+        if token_account := row["account"]:
+            account_rows.append({**row, **token_account._asdict(), "whole": token_account.whole})
+
     save(folder / "summary.csv", SUMMARY, map(flat, rows))
-    save(folder / "stages.csv", STAGES, stages)
-    save(folder / "account.csv", ACCOUNT, accounts)
+    save(folder / "stages.csv", STAGES, stage_rows)
+    save(folder / "account.csv", ACCOUNT, account_rows)
 
 
 class TemperatureView:
     """The figures at one temperature, by the label of a contender, then by data set, or MEAN for all sets."""
 
-    def __init__(self, found: ResultsFolder, rows: Mapping[Group, Row], temperature: float) -> None:
-        self.found, self.temperature = found, temperature
-        own_answers = [answer for answer in found.answers if answer["temperature"] == temperature]
-        self.where = f"({provenance(own_answers)})"  # at the end of every title
+    def __init__(self, results: ResultsFolder, rows: Mapping[Group, Row], temperature: float) -> None:
+        self.results, self.temperature = results, temperature
+        answers = [answer for answer in results.answers if answer["temperature"] == temperature]
+        self.where = f"({provenance(answers)})"  # at the end of every title
+
         self.rows: dict[str, dict[str, Row]] = {}
-        for contender in found.contenders:
-            groups = {name: (*contender, name, temperature) for name in found.sets}
-            own = {name: rows[group] for name, group in groups.items() if group in rows}
-            means = figures(found, contender, found.sets, temperature)
-            own[MEAN] = _identified((*contender, MEAN, temperature), means) if means["answers"] else means
-            self.rows[found.label(contender)] = own
+        for contender in results.contenders:
+            group_by_set = {set_name: (*contender, set_name, temperature) for set_name in results.sets}
+            rows_by_set = {set_name: rows[group] for set_name, group in group_by_set.items() if group in rows}
 
-    def means(self, name: str) -> dict[str, Any]:
+            mean_figures = figures(results, contender, results.sets, temperature)
+            if mean_figures["answers"]:
+                mean_figures = _identified((*contender, MEAN, temperature), mean_figures)
+            rows_by_set[MEAN] = mean_figures
+            self.rows[results.label(contender)] = rows_by_set
+
+    def means(self, figure: str) -> dict[str, Any]:
         """Return this figure over all sets, for the contenders that have it."""
-        return {label: own[MEAN][name]
-                for label, own in self.rows.items() if own[MEAN][name]}
+        return {label: rows_by_set[MEAN][figure]
+                for label, rows_by_set in self.rows.items() if rows_by_set[MEAN][figure]}
 
-    def cells(self, label: str, value: Callable[[Row], T],
+    def cells(self, label: str, cell_of: Callable[[Row], T],
               otherwise: T) -> list[T]:
-        """Return `value` of the contender's figures for each data set, or `otherwise` without figures."""
-        own = self.rows[label]
-        return [value(own[name]) if name in own else otherwise for name in self.found.sets]
+        """Return `cell_of` of the contender's figures for each data set, or `otherwise` without figures."""
+        rows_by_set = self.rows[label]
+        return [cell_of(rows_by_set[name]) if name in rows_by_set else otherwise for name in self.results.sets]

@@ -56,9 +56,9 @@ class Sweep(NamedTuple):
             return []
 
 
-def _values(values: Iterable[Any], *keys: str) -> dict[str, dict[str, str]]:
+def _values(values: Iterable[Any], *key_names: str) -> dict[str, dict[str, str]]:
     """Return a point for each value, which all the keys get."""
-    return {str(value): dict.fromkeys(keys, str(value)) for value in values}
+    return {str(value): dict.fromkeys(key_names, str(value)) for value in values}
 
 
 def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -66,14 +66,14 @@ def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {name: {"ablate": left_out} for name, left_out in parts.items()}
 
 
-OWN, TREES = "continuous", "serial,naive,pruned,continuous"
-GROWTH = "expand,none_expand"
+FLOWSPEC, TREE_METHODS = "continuous", "serial,naive,pruned,continuous"
+NO_GROWTH = "expand,none_expand"
 DEPTHS = range(3, 9)
 SWEEPS = {
     "ablation": Sweep(
         "FlowSpec without each of its parts, and without all of them", "left out",
-        _without({"nothing": "", "score order": "score_order", "pruning": "prune", "expansion": GROWTH,
-                  "all": f"score_order,prune,{GROWTH}"}), OWN),
+        _without({"nothing": "", "score order": "score_order", "pruning": "prune", "expansion": NO_GROWTH,
+                  "all": f"score_order,prune,{NO_GROWTH}"}), FLOWSPEC),
     "score_order": Sweep(
         "score-ordered segments, or guesses as they were drafted", "best guesses first",
         _without({"on": "", "off": "score_order"}), "naive,pruned,continuous"),
@@ -82,19 +82,20 @@ SWEEPS = {
         _without({"on": "", "off": "prune"}), "pruned,pipedec,continuous"),
     "expand": Sweep(
         "expansion of the tree: after a hit, in a turn without news, both, neither", "the tree grows",
-        _without({"never": GROWTH, "in turns without news": "expand", "after a hit": "none_expand", "both": ""}), OWN),
+        _without({"never": NO_GROWTH, "in turns without news": "expand", "after a hit": "none_expand", "both": ""}),
+        FLOWSPEC),
     "init_total_token": Sweep(
         "guesses in the tree after a miss", "guesses in the first tree",
-        _values((16, 32, 48, 64, 80, 112), "init_total_token"), TREES),
+        _values((16, 32, 48, 64, 80, 112), "init_total_token"), TREE_METHODS),
     "depth": Sweep(
         "depth of the trees: the diagonal of the paper's grid", "levels after the first, of both trees",
-        _values(DEPTHS, "init_depth", "expand_depth"), OWN),
+        _values(DEPTHS, "init_depth", "expand_depth"), FLOWSPEC),
     "init_depth": Sweep(
         "depth of the tree after a miss: a column of the paper's grid", "levels of the first tree",
-        _values(DEPTHS, "init_depth"), OWN),
+        _values(DEPTHS, "init_depth"), FLOWSPEC),
     "expand_depth": Sweep(
         "depth of the tree after a hit: a row of the paper's grid", "levels of the later trees",
-        _values(DEPTHS, "expand_depth"), OWN),
+        _values(DEPTHS, "expand_depth"), FLOWSPEC),
     "segment": Sweep(
         "rows in a segment", "rows in a segment, at most",
         _values((8, 16, 24, 32, 48, 64), "subseq_token"), "pruned,continuous"),
@@ -112,84 +113,93 @@ SWEEPS = {
 }
 
 
-def place(folder: Path, point: str) -> Path:
+def point_dir(folder: Path, point: str) -> Path:
     """Return the results folder of a point."""
     return folder / point.replace(" ", "_")
 
 
-def write(folder: Path, name: str, sweep: Sweep, screen: TextIO | None = None) -> Path:
+def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = None) -> Path:
     """Write sweep.csv, sweep.md and sweep.png of the points that have answers; return the path of sweep.md.
 
     The table goes to `screen`, too.
 
     Raise NoAnswers without any answers, ValueError for an invalid line.
     """
-    found = {}
+    results_by_point = {}
     for point in sweep.points:
         with suppress(NoAnswers):
-            found[point] = read(place(folder, point))
-    if not found:
+            results_by_point[point] = read(point_dir(folder, point))
+    if not results_by_point:
         raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it again")
-    save(folder / "sweep.csv", COLUMNS, rows(name, found))
-    where = provenance([answer for point in found.values() for answer in point.answers])
-    title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
-    speeds = _speeds(found, sweep.points)
-    path = folder / "sweep.md"
-    about = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
+
+    # figures
+    save(folder / "sweep.csv", COLUMNS, rows(sweep_name, results_by_point))
+    answers = [answer for results in results_by_point.values() for answer in results.answers]
+    speeds = _speeds(results_by_point, sweep.points)
+
+    # page
+    title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({provenance(answers)})"
+    caption = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
     heading = ["method", *sweep.points]
-    cells = [[name, *(number(speed.value) for speed in line)] for name, line in speeds.items()]
-    gaps = [point for point in sweep.points if point not in found]
-    missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    text = [f"# {title}\n", about, *markdown(heading, cells), missing, "![sweep.png](sweep.png)\n"]
-    files.write(path, "\n".join(text), files.SPACE_REMEDY)
+    cells = [[label, *(number(speed.value) for speed in line)]
+             for label, line in speeds.items()]
+    missing_points = [point for point in sweep.points if point not in results_by_point]
+    missing_text = f"\nMissing: {', '.join(missing_points)}.\n" if missing_points else ""
+    page = [f"# {title}\n", caption, *markdown(heading, cells), missing_text, "![sweep.png](sweep.png)\n"]
+    report_path = folder / "sweep.md"
+    files.write(report_path, "\n".join(page), files.SPACE_REMEDY)
 
     if screen:
-        print("\n".join(["", title, about, in_columns(heading, cells, name_width=LABEL_WIDTH), missing]), file=screen)
+        screen_table = in_columns(heading, cells, name_width=LABEL_WIDTH)
+        print("\n".join(["", title, caption, screen_table, missing_text]), file=screen)
     with suppress(ImportError):  # without matplotlib there is only the table
         _plot(folder / "sweep.png", sweep, speeds, title)
-    return path
+    return report_path
 
 
-def _plot(path: Path, sweep: Sweep,
+def _plot(plot_path: Path, sweep: Sweep,
           speeds: Mapping[str, Speeds], title: str) -> None:
     from eval import plots
 
     series = [plots.Series(*line) for line in speeds.items()]
-    labels = sweep.axis, "tokens/s"
+    axis_labels = sweep.axis, "tokens/s"
     if sweep.numbers:
-        plots.lines(path, series, sweep.numbers, title, labels)
+        plots.lines(plot_path, series, sweep.numbers, title, axis_labels)
     else:
-        plots.bars(path, series, list(sweep.points), title, labels)
+        plots.bars(plot_path, series, list(sweep.points), title, axis_labels)
 
 
-def rows(name: str, found: Points) -> list[dict[str, Any]]:
+def rows(sweep_name: str, results_by_point: Points) -> list[dict[str, Any]]:
     """Return the summary of every point, as rows of sweep.csv.
 
     `equal` compares with the first answer to the same question in the whole sweep, preferably one of ar, since no
     switch and no method changes a text.
     """
-    reference = [answer for point in found.values() for answer in point.answers]
-    reference.reverse()  # the last of a trial counts
-    reference.sort(key=lambda answer: answer["method"] == "ar")
-    result = []
-    for point, results in found.items():
+    reference_answers = [answer for point in results_by_point.values() for answer in point.answers]
+    reference_answers.reverse()  # the last of a trial counts
+    reference_answers.sort(key=lambda answer: answer["method"] == "ar")
+
+    csv_rows = []
+    for point, results in results_by_point.items():
         for group, row in summary(results).items():
-            equal = metrics.equality(results.groups[group], reference)
-            result.append({"sweep": name, "point": point, **flat(row), "equal": equal})
-    return result
+            equal_text = metrics.equality(results.groups[group], reference_answers)
+            csv_rows.append({"sweep": sweep_name, "point": point, **flat(row), "equal": equal_text})
+
+    return csv_rows
 
 
-def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
+def _speeds(results_by_point: Points, all_points: Collection[str]) -> dict[str, Speeds]:
     """Return the xi at each point: a line for each contender, and for each temperature if a point has several."""
-    lines: dict[str, dict[str, metrics.Interval]] = {}
-    for point, results in found.items():
-        several = len(results.temperatures) > 1
+    speeds_by_label: dict[str, dict[str, metrics.Interval]] = {}
+    for point, results in results_by_point.items():
+        has_temperatures = len(results.temperatures) > 1
         for contender, temperature in itertools.product(results.contenders, results.temperatures):
             label = results.label(contender)
-            name = f"{label} t={temperature:g}" if several else label
-            line = lines.setdefault(name, dict.fromkeys(points, metrics.NO_INTERVAL))
-            line[point] = figures(results, contender, results.sets, temperature)["xi"]
-    return {name: list(line.values()) for name, line in lines.items()}
+            row_label = f"{label} t={temperature:g}" if has_temperatures else label
+            speed_by_point = speeds_by_label.setdefault(row_label, dict.fromkeys(all_points, metrics.NO_INTERVAL))
+            speed_by_point[point] = figures(results, contender, results.sets, temperature)["xi"]
+
+    return {label: list(speed_by_point.values()) for label, speed_by_point in speeds_by_label.items()}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -197,43 +207,51 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
 def commands(name: str, sweep: Sweep,
              argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
     """Return the sweep's folder, and the arguments of each point's evaluation. Raise ValueError for invalid ones."""
-    raw = raw_values(argv)
-    varied = {key for keys in sweep.points.values() for key in keys}
-    for key in varied & raw.keys():
-        raise ValueError(f"{key} is what {name} varies: leave {key}={raw[key]} out")
-    results = raw.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
-    if not results.strip():
+    typed_keys = raw_values(argv)
+    varied_keys = {key for keys in sweep.points.values() for key in keys}
+    for key in varied_keys & typed_keys.keys():
+        raise ValueError(f"{key} is what {name} varies: leave {key}={typed_keys[key]} out")
+
+    results_dir = typed_keys.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
+    if not results_dir.strip():
         raise ValueError("results is empty: name a folder after results=")
-    folder = Path(results).expanduser().absolute()
-    asked = [word for word in argv if not word.startswith("results=")]
-    points = {}
+
+    folder = Path(results_dir).expanduser().absolute()
+    point_words = [word for word in argv if not word.startswith("results=")]
+
+    words_by_point = {}
     for point, keys in sweep.points.items():
-        own = {**sweep.base, **keys, "results": f"{place(folder, point)}"}
-        points[point] = with_defaults(asked, own, TOY_PRESET)
-    return folder, points
+        point_keys = {**sweep.base, **keys, "results": f"{point_dir(folder, point)}"}
+        words_by_point[point] = with_defaults(point_words, point_keys, TOY_PRESET)
+
+    return folder, words_by_point
 
 
 @command
 def main(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show the results; return the exit code."""
-    name, argv = "".join(words[:1]), as_keys(words[1:])
-    if name in HELP_WORDS:
+    sweep_name, argv = "".join(words[:1]), as_keys(words[1:])
+    if sweep_name in HELP_WORDS:
         print(__doc__)
         print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
         return 0
-    check_name(name, SWEEPS, "sweep")
+
+    check_name(sweep_name, SWEEPS, "sweep")
     if not set(HELP).isdisjoint(argv):
-        print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
+        print(f"{sweep_name}: {SWEEPS[sweep_name].about}: {', '.join(SWEEPS[sweep_name].points)}\n", flush=True)
         return evaluate_point(argv)
+
     workers, argv = workers_of(argv)
-    folder, points = commands(name, SWEEPS[name], argv)
-    code = evaluate_points(name, points, workers)
+    folder, words_by_point = commands(sweep_name, SWEEPS[sweep_name], argv)
+    exit_code = evaluate_points(sweep_name, words_by_point, workers)
+
     try:
-        path = write(folder, name, SWEEPS[name], sys.stdout)
-        print(f"table and plot: {path}")
+        report_path = write(folder, sweep_name, SWEEPS[sweep_name], sys.stdout)
+        print(f"table and plot: {report_path}")
     except (ValueError, OSError) as error:
-        reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
-        if not reported:
+        is_reported = exit_code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not is_reported:
             say(one_line(str(error)))
-        code = code or EXIT_WRONG
-    return code
+        exit_code = exit_code or EXIT_WRONG
+
+    return exit_code
