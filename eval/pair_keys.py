@@ -96,14 +96,15 @@ class TablesConfig(MeasureKeys):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        wrong = wrong_widths(self.expansion.replace("k", str(MOST_CHILDREN)))
-        if wrong or "k" not in self.expansion:
-            wrong = wrong or "has no step that is varied: write k for it, as 1,1,k,1,1,1,1,1"
-            yield f"expansion={self.expansion} {wrong}"
+        widths_problem = wrong_widths(self.expansion.replace("k", str(MOST_CHILDREN)))
+        if widths_problem or "k" not in self.expansion:
+            widths_problem = widths_problem or "has no step that is varied: write k for it, as 1,1,k,1,1,1,1,1"
+            yield f"expansion={self.expansion} {widths_problem}"
+
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves nothing to be guessed: give 2 or more"
 
     def widths(self, k: int) -> list[int]:
         """Return the widths of the tree with `k` children in its varied step."""
-        written = self.expansion.replace("k", str(k))
-        return list(map(int, written.split(",")))
+        expansion_text = self.expansion.replace("k", str(k))
+        return list(map(int, expansion_text.split(",")))

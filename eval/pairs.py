@@ -20,7 +20,7 @@ from model.text import Text
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 
-TAKE = "take a drafter with the same tokenizer"
+OTHER_DRAFTER = "take a drafter with the same tokenizer"
 
 
 class Model(NamedTuple):
@@ -40,8 +40,8 @@ class Model(NamedTuple):
 
     def logits(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Return the logits `[N, V]` at each token of a text after a prompt, which are read in one pass."""
-        read = [*prompt, *text[:-1]]
-        return self.whole.logits(read, self.whole.cache(len(read)), len(text))
+        input_ids = [*prompt, *text[:-1]]
+        return self.whole.logits(input_ids, self.whole.cache(len(input_ids)), len(text))
 
 
 def open_model(folder: str, config: MeasureKeys, target: Model | None = None) -> Model:
@@ -52,19 +52,21 @@ def open_model(folder: str, config: MeasureKeys, target: Model | None = None) ->
     """
     if not folder or not Path(folder).is_dir():
         raise ValueError(f"there is no folder {short_repr(folder)}: name the folder of a model in Hugging Face form")
-    place = device_named(config.device)
-    number = number_type(config.dtype, place)
+    device = device_named(config.device)
+    dtype = number_type(config.dtype, device)
     if config.threads:
         torch.set_num_threads(config.threads)
+
     text, source = Text(folder), Unfolded(folder)
-    width = torch.empty(0, dtype=number).element_size()
-    need = sum(form.bytes // form.width
-               for form in map(source.form, source.names())) * width
-    if need > free(place):
-        name = str(number)[len("torch."):]
-        raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {name}, and {place} has "
-                         f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
-    model = Model(Whole(source, number, place), text)
+    dtype_bytes = torch.empty(0, dtype=dtype).element_size()
+    forms = map(source.form, source.names())
+    needed_bytes = dtype_bytes * sum(form.bytes // form.width for form in forms)
+    if needed_bytes > free(device):
+        dtype_name = str(dtype)[len("torch."):]
+        raise ValueError(f"the weights of {folder} take {needed_bytes / GB:,.1f} GB in {dtype_name}, and {device} has "
+                         f"{free(device) / GB:,.1f} GB free: choose a smaller model or another device=")
+
+    model = Model(Whole(source, dtype, device), text)
     if target:
         check_pair(target, model)
     return model
@@ -72,17 +74,21 @@ def open_model(folder: str, config: MeasureKeys, target: Model | None = None) ->
 
 def check_pair(target: Model, drafter: Model) -> None:
     """Raise ValueError if the drafter's tokens are not the target's."""
-    mine, theirs = drafter.whole.config.vocab, target.whole.config.vocab
-    if mine != theirs:
-        raise ValueError(f"the drafter in {drafter.name} has vocab_size {mine}, but the target in {target.name} has "
-                         f"{theirs}: {TAKE}")
-    own, other = drafter.text.tokenizer, target.text.tokenizer
-    for what, meant, expected in (("token", own.get_vocab(), other.get_vocab()),
-                                  ("special token", own.special_tokens_map, other.special_tokens_map)):
-        for name in sorted(expected.keys() | meant.keys()):
-            if expected.get(name) != meant.get(name):
-                raise ValueError(f"the {what} {name!r} is {meant.get(name)!r} for the drafter in {drafter.name}, but "
-                                 f"{expected.get(name)!r} for the target in {target.name}: {TAKE}")
+    draft_vocab_size, target_vocab_size = drafter.whole.config.vocab, target.whole.config.vocab
+    if draft_vocab_size != target_vocab_size:
+        raise ValueError(f"the drafter in {drafter.name} has vocab_size {draft_vocab_size}, but the target in "
+                         f"{target.name} has {target_vocab_size}: {OTHER_DRAFTER}")
+
+    draft_tokenizer, target_tokenizer = drafter.text.tokenizer, target.text.tokenizer
+    vocabularies = [
+        ("token", draft_tokenizer.get_vocab(), target_tokenizer.get_vocab()),
+        ("special token", draft_tokenizer.special_tokens_map, target_tokenizer.special_tokens_map)]
+    for token_kind, draft_tokens, target_tokens in vocabularies:
+        for token in sorted(target_tokens.keys() | draft_tokens.keys()):
+            meant, expected = draft_tokens.get(token), target_tokens.get(token)
+            if meant != expected:
+                raise ValueError(f"the {token_kind} {token!r} is {meant!r} for the drafter in {drafter.name}, but "
+                                 f"{expected!r} for the target in {target.name}: {OTHER_DRAFTER}")
 
 
 def sampler_of(config: MeasureKeys) -> Sampler:
@@ -96,35 +102,36 @@ def check_sets(names: Iterable[str], config: MeasureKeys) -> None:
         draw(name, config.folder, config.num_examples, config.seed)
 
 
-def prompts_of(name: str, config: MeasureKeys,
+def prompts_of(set_name: str, config: MeasureKeys,
                models: Sequence[Model]) -> list[list[int]]:
     """Return the prompts of a data set as token ids of the first of these models.
 
     Prompts that leave no room for an answer in the context of any model are left out with a warning. Raise ValueError
     if none is left.
     """
-    context = min(model.whole.config.context for model in models)
-    found = [models[0].ids(prompt, config.template)
-             for prompt in draw(name, config.folder, config.num_examples, config.seed)]
-    fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
-    left_out = len(found) - len(fitting)
-    if not fitting:
-        raise ValueError(f"no prompt of {name} leaves room for {config.max_new_tokens} tokens in a context of "
-                         f"{context}: give a smaller max_new_tokens=, or other sets=")
-    if left_out:
-        ProgressBar.write(f"{name}: {left_out} of {len(found)} prompts are too long for a context of {context}, and "
-                          "left out", file=sys.stderr)
-    return fitting
+    context_length = min(model.whole.config.context for model in models)
+    prompts = [models[0].ids(prompt, config.template)
+               for prompt in draw(set_name, config.folder, config.num_examples, config.seed)]
+    fitting_prompts = [token_ids for token_ids in prompts if len(token_ids) + config.max_new_tokens <= context_length]
+    num_left_out = len(prompts) - len(fitting_prompts)
+
+    if not fitting_prompts:
+        raise ValueError(f"no prompt of {set_name} leaves room for {config.max_new_tokens} tokens in a context of "
+                         f"{context_length}: give a smaller max_new_tokens=, or other sets=")
+    if num_left_out:
+        ProgressBar.write(f"{set_name}: {num_left_out} of {len(prompts)} prompts are too long for a context of "
+                          f"{context_length}, and left out", file=sys.stderr)
+    return fitting_prompts
 
 
 def answer(model: Model, prompt: Sequence[int],
-           limit: int, sampler: Sampler) -> list[int]:
-    """Return the token ids that a model writes after a prompt: `limit` of them, or up to an end token."""
-    cache = model.whole.cache(len(prompt) + limit)
-    ends, text = model.text.end_ids, []
-    for token in islice(model.whole.generate(prompt, cache, sampler), limit):
+           max_new_tokens: int, sampler: Sampler) -> list[int]:
+    """Return the token ids that a model writes after a prompt: `max_new_tokens` of them, or up to an end token."""
+    cache = model.whole.cache(len(prompt) + max_new_tokens)
+    end_ids, text = model.text.end_ids, []
+    for token in islice(model.whole.generate(prompt, cache, sampler), max_new_tokens):
         text.append(token)
-        if token in ends:
+        if token in end_ids:
             break
     return text
 
@@ -136,6 +143,6 @@ def record(drafter: Model, prompt: Sequence[int],
     The drafter reads prompt and text in one pass. The target's sampler also applies its noise to the drafter, so above
     temperature 0 this is coupled acceptance.
     """
-    places = range(len(prompt), len(prompt) + len(text))
-    mine = sampler(drafter.logits(prompt, text), places)
-    return [int(one == other) for one, other in zip(mine, text)]
+    positions = range(len(prompt), len(prompt) + len(text))
+    draft_choices = sampler(drafter.logits(prompt, text), positions)
+    return [int(choice == token) for choice, token in zip(draft_choices, text)]

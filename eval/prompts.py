@@ -42,16 +42,16 @@ class Format(NamedTuple):
     """A format: how an entry of a data set becomes a prompt, the form of an entry, and this form in words."""
 
     write: Callable[[Entry], str]
-    form: Any  # see `fits` in config/files.py
-    needs: str
+    entry_form: Any  # see `fits` in config/files.py
+    entry_needs: str
 
 
 def _alpaca(entry: Entry) -> str:
-    given = entry.get("input")
-    paired = ", paired with an input that provides further context" if given else ""
-    parts = [f"{INSTRUCTED}{paired}. {ANSWERED}", f"### Instruction:\n{entry['instruction']}"]
-    parts += [f"### Input:\n{given}"] if given else []
-    return "\n\n".join([*parts, "### Response:\n"])
+    entry_input = entry.get("input")
+    paired_text = ", paired with an input that provides further context" if entry_input else ""
+    prompt_parts = [f"{INSTRUCTED}{paired_text}. {ANSWERED}", f"### Instruction:\n{entry['instruction']}"]
+    prompt_parts += [f"### Input:\n{entry_input}"] if entry_input else []
+    return "\n\n".join([*prompt_parts, "### Response:\n"])
 
 
 def _task(entry: Entry) -> dict[str, str]:
@@ -60,66 +60,71 @@ def _task(entry: Entry) -> dict[str, str]:
 
 
 def _is_task(entry: Any) -> bool:
-    named = any(fits(entry, {name: _is_text}) for name in ("text", "prompt"))
-    return named and fits(entry, {"test_list": [str]}) and bool(entry["test_list"])
+    has_text = any(fits(entry, {name: _is_text}) for name in ("text", "prompt"))
+    return has_text and fits(entry, {"test_list": [str]}) and bool(entry["test_list"])
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-TESTED = 'a "text" or a "prompt", and a "test_list"'
+NEEDS_OF_TASK = 'a "text" or a "prompt", and a "test_list"'
 FORMATS = {
     "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
                             {"article": _is_text}, 'an "article"'),
     "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
-    "mbpp": Format(lambda entry: SHOT + TASK.format(**_task(entry)), _is_task, TESTED),
-    "mbpp_docstring": Format(lambda entry: DOCSTRING.format(**_task(entry)), _is_task, TESTED),
+    "mbpp": Format(lambda entry: SHOT + TASK.format(**_task(entry)), _is_task, NEEDS_OF_TASK),
+    "mbpp_docstring": Format(lambda entry: DOCSTRING.format(**_task(entry)), _is_task, NEEDS_OF_TASK),
     "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
 }
 
 
 def problems(sets: Sequence[str]) -> Iterator[str]:
     """Yield the problems of the names of sets, one sentence each, with the fix."""
-    for name in sets:
-        form, colon, path = name.partition(":")
-        if colon and form not in FORMATS:
-            yield f"sets: {form} is no format of prompts: choose among {', '.join(FORMATS)}"
-        elif colon and not path:
-            yield f"sets: {name} names no file: write {form}:FILE"
-        elif not colon and "/" in name:
-            yield f"sets: {name} is no name of a data set: name its folder with data=, or write FORMAT:FILE"
+    for set_name in sets:
+        format_name, colon, file_path = set_name.partition(":")
+        if colon and format_name not in FORMATS:
+            yield f"sets: {format_name} is no format of prompts: choose among {', '.join(FORMATS)}"
+        elif colon and not file_path:
+            yield f"sets: {set_name} names no file: write {format_name}:FILE"
+        elif not colon and "/" in set_name:
+            yield f"sets: {set_name} is no name of a data set: name its folder with data=, or write FORMAT:FILE"
 
 
-def draw(name: str, data: str, count: int, seed: int) -> list[Prompt]:
-    """Return `count` prompts of a set, drawn with the seed, or all if 0; `data` is the folder of sets with a name.
+def draw(set_name: str, data_dir: str, num_prompts: int, seed: int) -> list[Prompt]:
+    """Return `num_prompts` prompts of a set, drawn with the seed, or all if 0; `data_dir` has the sets with a name.
 
     Raise ValueError, with the place and the fix, if the set is missing, invalid or too short.
     """
-    form, colon, path = name.partition(":")
+    format_name, colon, file_path = set_name.partition(":")
     if colon:
-        found = [Prompt(text, True) for text in _texts(Path(path), form)]
+        prompts = [Prompt(text, True) for text in _texts(Path(file_path), format_name)]
     else:
-        asked = questions.load(data, name)
-        found = [Prompt(question.turns[0], False) for question in asked]
-    if count > len(found):
-        raise ValueError(f"num_examples={count} are more than the {len(found)} of {name}: give {len(found)} or less, "
-                         "or 0 for all")
-    return Random(seed).sample(found, count or len(found))
+        set_questions = questions.load(data_dir, set_name)
+        prompts = [Prompt(question.turns[0], False) for question in set_questions]
+
+    if num_prompts > len(prompts):
+        raise ValueError(f"num_examples={num_prompts} are more than the {len(prompts)} of {set_name}: "
+                         f"give {len(prompts)} or less, or 0 for all")
+    return Random(seed).sample(prompts, num_prompts or len(prompts))
 
 
-def _texts(path: Path, name: str) -> Iterator[str]:
+def _texts(path: Path, format_name: str) -> Iterator[str]:
     """Yield all entries of a file as prompts: one JSON object per line, or a list of them in a .json file."""
-    form = FORMATS[name]
-    remedy = f"write JSON objects with {form.needs}, one a line, or a list of them into a file .json"
-    kind = "entry" if path.suffix == ".json" else "line"
-    entries = read_json_file(path, remedy) if kind == "entry" else list(lines(path, remedy))
+    prompt_format = FORMATS[format_name]
+    remedy = f"write JSON objects with {prompt_format.entry_needs}, one a line, or a list of them into a file .json"
+    is_list = path.suffix == ".json"
+    entries = read_json_file(path, remedy) if is_list else list(lines(path, remedy))
+
     if not isinstance(entries, list):
         raise ValueError(f"{path} is no list: {remedy}")
     if not entries:
         raise ValueError(f"{path} has no entry: {remedy}")
-    for number, entry in enumerate(entries, 1) if kind == "entry" else entries:
-        is_sound = fits(entry, form.form) and fits(entry.get("input") or "", str)
+
+    entry_kind = "entry" if is_list else "line"
+    numbered_entries = enumerate(entries, 1) if is_list else entries
+    for entry_number, entry in numbered_entries:
+        is_sound = fits(entry, prompt_format.entry_form) and fits(entry.get("input") or "", str)
         if not is_sound:
-            raise ValueError(f"{kind} {number} of {path} is none of {name}: {remedy}")
-        yield form.write(entry)
+            raise ValueError(f"{entry_kind} {entry_number} of {path} is none of {format_name}: {remedy}")
+        yield prompt_format.write(entry)

@@ -23,8 +23,8 @@ Array = np.ndarray
 
 def ranks(logits_NV: Tensor, text: Sequence[int]) -> Array:
     """Return, for each token `[N]` of the text, how many tokens are likelier by the drafter's logits there."""
-    own_N1 = logits_NV.new_tensor(text).long()[:, None]
-    likelier_NV = logits_NV > logits_NV.gather(1, own_N1)
+    token_N1 = logits_NV.new_tensor(text).long()[:, None]
+    likelier_NV = logits_NV > logits_NV.gather(1, token_N1)
     return likelier_NV.sum(1).cpu().numpy()
 
 
@@ -49,32 +49,32 @@ def by_mss(law_NV: Law, theirs_NV: Law, text: Sequence[int], most: int) -> Array
     min(p_i, q) times the probability that all earlier draws were rejected, where p_i is the target's law p after these
     rejections (SpecInfer, algorithm 2). The total probability of the token is p.
     """
-    found = [_by_mss(*place, most) for place in zip(law_NV, theirs_NV, text)]
-    return np.array(found).reshape(len(text), most).T
+    probabilities = [_by_mss(*inputs, most) for inputs in zip(law_NV, theirs_NV, text)]
+    return np.array(probabilities).reshape(len(text), most).T
 
 
 def _by_mss(law_V: Law, theirs_V: Law, token: int, most: int) -> list[float]:
-    left_V, reached, accepted = law_V, 1.0, 0.0
-    found = []
+    left_V, reach_probability, accept_probability = law_V, 1.0, 0.0
+    probabilities = []
     for _ in range(most):
-        accepted += reached * min(left_V[token], theirs_V[token])
-        found.append(accepted / law_V[token])
-        reached *= np.maximum(left_V - theirs_V, 0).sum()
+        accept_probability += reach_probability * min(left_V[token], theirs_V[token])
+        probabilities.append(accept_probability / law_V[token])
+        reach_probability *= np.maximum(left_V - theirs_V, 0).sum()
         left_V = residual(left_V, theirs_V)
-    return found
+    return probabilities
 
 
 def passes(accepted_KN: Array, widths: Sequence[int]) -> float:
     """Return the expected passes over a text if its tokens are accepted independently with these probabilities."""
-    at_level = np.zeros(len(widths) + 1)  # the probability of being at each level of a tree; the last one is a leaf
-    at_level[0] = 1.0
-    rows = [width - 1 for width in widths]
-    total = 0.0
+    level_probabilities = np.zeros(len(widths) + 1)  # of being at each level of a tree; the last one is a leaf
+    level_probabilities[0] = 1.0
+    width_rows = [width - 1 for width in widths]
+    num_passes = 0.0
     for accepted_K in accepted_KN.T[1:]:
-        total += at_level[0]
-        deeper = at_level[:-1] * accepted_K[rows]
-        at_level = np.concatenate([[1.0 - deeper.sum()], deeper])
-    return total
+        num_passes += level_probabilities[0]
+        deeper_probabilities = level_probabilities[:-1] * accepted_K[width_rows]
+        level_probabilities = np.concatenate([[1.0 - deeper_probabilities.sum()], deeper_probabilities])
+    return num_passes
 
 
 def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
@@ -82,14 +82,14 @@ def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
 
     A path is in the merged tree if it is in the tree of any drafter (section 3 on merge-based trees).
     """
-    place, total = 1, 0
-    while place < len(rank_DN[0]):
-        place += 1 + max(_reach(rank_N[place:], widths) for rank_N in rank_DN)
-        total += 1
-    return total
+    position, num_passes = 1, 0
+    while position < len(rank_DN[0]):
+        position += 1 + max(_reach(rank_N[position:], widths) for rank_N in rank_DN)
+        num_passes += 1
+    return num_passes
 
 
 def _reach(rank_N: Array, widths: Sequence[int]) -> int:
     """Return how many of the next tokens are on one path of one drafter's tree."""
-    found = takewhile(lambda pair: pair[0] < pair[1], zip(rank_N, widths))
-    return len(list(found))
+    path_pairs = takewhile(lambda pair: pair[0] < pair[1], zip(rank_N, widths))
+    return len(list(path_pairs))
