@@ -15,11 +15,12 @@ from config.files import lines
 from eval.observe.time_breakdown import COMPUTING
 from pipeline.trace import OFF, REAL, Clock, NoTrace, rank_files
 
-BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
-TIMED = (*BEGIN, "wait", "judge", "prune")  # … and spends its time in these
+BEGIN_SPANS = ("grow", "send", "forward")  # a request begins with one of these …
+TIMED_SPANS = (*BEGIN_SPANS, "wait", "judge", "prune")  # … and spends its time in these
 # The first of these after an answer of the target follows the settling of a token.
-SETTLES = ("prune", "grow", "send", "reset")
-WIRES = ("wire", "sent")  # notes of bytes sent: through an emulated wire, in bytes of its model, and through a real one
+SETTLING_SPANS = ("prune", "grow", "send", "reset")
+# Notes of bytes sent: through an emulated wire, in bytes of its model, and through a real one.
+WIRE_SPANS = ("wire", "sent")
 
 
 class Span(NamedTuple):
@@ -43,12 +44,12 @@ class RowFlight(NamedTuple):
 
 def lateness(folder: str | Path) -> float:
     """Return the delay of emulated devices and wires so far, in seconds per second of computing on all ranks."""
-    computed = late = 0.0
+    computing_seconds = late_seconds = 0.0
     for path in rank_files(folder):
         for _, line in lines(path, growing=True):
-            computed += sum(line["spans"].get(name, 0.0) for name in COMPUTING)
-            late += line["late"]
-    return late / computed if computed else 0.0
+            computing_seconds += sum(line["spans"].get(name, 0.0) for name in COMPUTING)
+            late_seconds += line["late"]
+    return late_seconds / computing_seconds if computing_seconds else 0.0
 
 
 class Tally(NoTrace):
@@ -67,9 +68,9 @@ class Tally(NoTrace):
         self.rank, self.behind, self._clock = rank, behind, clock
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()  # for all fields below, which a rank's threads share
-        self._requests = 0
-        self._start: float | None = None  # of the current request, or of the last one
-        self._end: float | None = None  # when it ended; a sender may still be busy with it
+        self._num_requests = 0
+        self._started_at: float | None = None  # of the current request, or of the last one
+        self._ended_at: float | None = None  # when it ended; a sender may still be busy with it
         self._spans: list[Span] = []
 
     @contextmanager
@@ -99,117 +100,123 @@ class Tally(NoTrace):
 
     def _begin(self, name: str, since: float, facts: dict[str, Any]) -> None:
         """Begin a request if this span does and none is under way; first write one that has ended."""
-        if name not in BEGIN or (name == "send" and not facts["nodes"]):
+        if name not in BEGIN_SPANS or (name == "send" and not facts["nodes"]):
             return
         with self._lock:
-            if self._end is not None:
+            if self._ended_at is not None:
                 self._write()
-            if self._start is None:
-                self._start = since
+            if self._started_at is None:
+                self._started_at = since
 
     def _add(self, span: Span) -> None:
         """Keep a span of the current request; once that has ended, only its sender's."""
         with self._lock:
-            ended = self._end is not None and span.name not in (*WIRES, "late")
-            if self._start is None or ended:
+            has_ended = self._ended_at is not None and span.name not in (*WIRE_SPANS, "late")
+            if self._started_at is None or has_ended:
                 return
             self._spans.append(span)
             if span.name == "reset":  # rank 0 has the whole answer when it begins
-                self._end = span.since
-            elif span.name in TIMED and span.facts.get("kind") == "Reset":
-                self._end = span.until
+                self._ended_at = span.since
+            elif span.name in TIMED_SPANS and span.facts.get("kind") == "Reset":
+                self._ended_at = span.until
 
     def _write(self) -> None:
         """Write the line of the request that has ended, if any."""
-        if self._start is not None and self._end is not None and not self._file.closed:
-            assert self._end >= self._start, f"rank {self.rank}: a request of {self._end - self._start} seconds"
-            line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
-                    **_line(self._spans, self._start, self._end)}
+        if self._started_at is not None and self._ended_at is not None and not self._file.closed:
+            seconds = self._ended_at - self._started_at
+            assert seconds >= 0, f"rank {self.rank}: a request of {seconds} seconds"
+            line = {"rank": self.rank, "request": self._num_requests, "seconds": seconds,
+                    **_line(self._spans, self._started_at, self._ended_at)}
             self._file.write(json.dumps(line) + "\n")
-            self._requests += 1
-        self._start = self._end = None
+            self._num_requests += 1
+        self._started_at = self._ended_at = None
         self._spans = []
 
 
-def _line(spans: Sequence[Span], start: float, end: float) -> dict[str, Any]:
-    """Return the sums over one request's spans, from `start` to `end`; those of its flight once a token has settled."""
-    seconds: dict[str, float] = defaultdict(float)
+def _line(spans: Sequence[Span], started_at: float, ended_at: float) -> dict[str, Any]:
+    """Return the sums over one request's spans, with those of its flight once a token has settled."""
+    span_seconds: dict[str, float] = defaultdict(float)
     prefill_seconds: dict[str, float] = {}
-    sent_bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
+    sent_bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRE_SPANS}  # by kinds of messages
     segment_rows: list[int] = []
-    late, has_answer = 0.0, False
+    late_seconds, has_answer = 0.0, False
     settled_at: float | None = None  # time at which the first token had settled
 
     for name, since, until, facts in spans:
-        if has_answer and settled_at is None and name in SETTLES:
-            settled_at, prefill_seconds = since, dict(seconds)
-        if name in TIMED:
-            seconds[name] += until - since
+        if has_answer and settled_at is None and name in SETTLING_SPANS:
+            settled_at, prefill_seconds = since, dict(span_seconds)
+        if name in TIMED_SPANS:
+            span_seconds[name] += until - since
 
-        if name in WIRES:
+        if name in WIRE_SPANS:
             sent_bytes[name][facts["kind"]] += facts["bytes"]
         elif name == "late":
-            late += until - since
+            late_seconds += until - since
         elif name == "send" and facts["nodes"]:
             segment_rows.append(len(facts["nodes"]))
         elif name == "judge" and facts["answers"]:
             has_answer = True
 
-    carried = sent_bytes["wire"] or sent_bytes["sent"]
-    control = carried["Prune"]
-    line = {"spans": seconds, "late": late, "segments": len(segment_rows), "rows": sum(segment_rows),
-            "bytes": sum(carried.values()) - control, "control": control}
+    carried_bytes = sent_bytes["wire"] or sent_bytes["sent"]
+    control_bytes = carried_bytes["Prune"]
+    line = {"spans": span_seconds, "late": late_seconds, "segments": len(segment_rows), "rows": sum(segment_rows),
+            "bytes": sum(carried_bytes.values()) - control_bytes, "control": control_bytes}
     if settled_at is not None:
-        decoding = {name: spent - prefill_seconds.get(name, 0.0) for name, spent in seconds.items()}
-        flight = replay(spans, settled_at, end)
-        line.update(first=settled_at - start, decoding=decoding, flight=flight._asdict())
+        decoding_seconds = {name: seconds - prefill_seconds.get(name, 0.0) for name, seconds in span_seconds.items()}
+        flight = replay(spans, settled_at, ended_at)
+        line.update(first=settled_at - started_at, decoding=decoding_seconds, flight=flight._asdict())
     return line
 
 
 # --- which rows in flight became text ---------------------------------------------------------------------------------
 
-def replay(spans: Sequence[Span], begin: float, end: float) -> RowFlight:
-    """Return the flight of a request's rows, from the spans of rank 0 in order; it decoded from `begin` to `end`.
+def replay(spans: Sequence[Span], decoding_begin: float, decoding_end: float) -> RowFlight:
+    """Return the flight of a request's rows, from the spans of rank 0 in order.
 
-    Events are ordered by their indices in the spans, since a modelled clock may stand still between two of them.
+    It decoded from `decoding_begin` to `decoding_end`. Events are ordered by their indices in the spans, since a
+    modelled clock may stand still between two of them.
     """
-    sent: dict[int, int] = {}  # by node, as `judged`: the index of the span
-    judged: dict[int, int] = {}
+    sent_index: dict[int, int] = {}  # by node, as `judged_index`: the index of the span
+    judged_index: dict[int, int] = {}
     answers: dict[int, int] = {}
     child_nodes: dict[tuple[int, int | None], int] = {}  # by parent and token
     text_nodes: dict[int, int] = {}  # by parent: rows that were sent as text
 
     for index, (name, _, _, facts) in enumerate(spans):
         if name == "judge":
-            judged.update(dict.fromkeys(facts["nodes"], index))
+            judged_index.update(dict.fromkeys(facts["nodes"], index))
             answers.update(facts["answers"])
         elif name == "send" and "parents" in facts:
-            sent.update(dict.fromkeys(facts["nodes"], index))
+            sent_index.update(dict.fromkeys(facts["nodes"], index))
             for row, (node, token, parent) in enumerate(zip(facts["nodes"], facts["tokens"], facts["parents"])):
                 if node != parent:  # the root is its own parent
                     child_nodes[parent, token] = node
                     if row < facts["text"]:
                         text_nodes[parent] = node
 
-    text: list[int] = []
-    node = next(iter(sent), None)
+    text_path: list[int] = []
+    node = next(iter(sent_index), None)
     while node is not None:
-        text.append(node)
+        text_path.append(node)
         node = child_nodes.get((node, answers.get(node)), text_nodes.get(node))
-    num_prompt = next((i for i, node in enumerate(text) if node in answers), len(text)) + 1
+    num_prompt = next((i for i, node in enumerate(text_path) if node in answers), len(text_path)) + 1
 
-    rows = misses = 0
-    stay, aloft, covered, reached = 0.0, 0.0, 0.0, begin
-    for parent, node in zip(text[num_prompt - 1:], text[num_prompt:]):
-        left, back = spans[sent[node]].since, end
-        if node in judged:
-            back = spans[judged[node]].since
-            rows += 1
-            stay += back - left
-        misses += parent in judged and judged[parent] < sent[node]
+    num_returned = num_misses = 0
+    stay_seconds, flight_seconds, covered_seconds, covered_until = 0.0, 0.0, 0.0, decoding_begin
+    for parent, node in zip(text_path[num_prompt - 1:], text_path[num_prompt:]):
+        left_at, back_at = spans[sent_index[node]].since, decoding_end
+        if node in judged_index:
+            back_at = spans[judged_index[node]].since
+            num_returned += 1
+            stay_seconds += back_at - left_at
+        num_misses += parent in judged_index and judged_index[parent] < sent_index[node]
 
-        first, last = max(left, begin), min(back, end)
-        aloft += max(0.0, last - first)
-        covered += max(0.0, last - max(first, reached))  # rows leave in the order of the text
-        reached = max(reached, last)
-    return RowFlight(rows, stay, aloft, misses, max(0.0, end - begin - covered))
+        flight_begin, flight_end = max(left_at, decoding_begin), min(back_at, decoding_end)
+        flight_seconds += max(0.0, flight_end - flight_begin)
+
+        # rows leave in the order of the text
+        covered_seconds += max(0.0, flight_end - max(flight_begin, covered_until))
+        covered_until = max(covered_until, flight_end)
+
+    lost_seconds = max(0.0, decoding_end - decoding_begin - covered_seconds)
+    return RowFlight(num_returned, stay_seconds, flight_seconds, num_misses, lost_seconds)

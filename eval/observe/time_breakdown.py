@@ -11,8 +11,8 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
-Place = Tuple[str, int]  # of a request: the start of the pipeline, and the number of earlier requests in it
-TallyLines = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
+RequestId = Tuple[str, int]  # the start of the pipeline, and the number of earlier requests in it
+TallyLines = Mapping[RequestId, Mapping[int, TallyLine]]  # by request and rank
 COMPUTING = ("forward", "grow", "judge")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "judge", "waiting": "wait"}  # of rank 0, after the first token
@@ -39,10 +39,10 @@ class Utilization(NamedTuple):
 
 def by_request(lines: Iterable[TallyLine]) -> TallyLines:
     """Return the lines of each request by rank."""
-    found: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
+    lines_by_request: dict[RequestId, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:
-        found[line["launch"], line["request"]][line["rank"]] = line
-    return found
+        lines_by_request[line["launch"], line["request"]][line["rank"]] = line
+    return lines_by_request
 
 
 def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utilization]:
@@ -50,13 +50,14 @@ def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utili
 
     A request counts only if it has a line of every rank that wrote any line.
     """
-    places = dict.fromkeys(place for place, _, _ in _requests(answers))
-    requests = [tally[place] for place in places if place in tally]
-    ranks = sorted({rank for by_rank in requests for rank in by_rank})
-    complete = [by_rank for by_rank in requests if len(by_rank) == len(ranks)]
-    durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
-    return {rank: _utilization([by_rank[rank] for by_rank in complete], durations)
-            for rank in ranks if complete}
+    request_ids = dict.fromkeys(request_id for request_id, _, _ in _requests(answers))
+    lines_by_request = [tally[request_id] for request_id in request_ids if request_id in tally]
+    all_ranks = sorted({rank for by_rank in lines_by_request for rank in by_rank})
+    complete_requests = [by_rank for by_rank in lines_by_request if len(by_rank) == len(all_ranks)]
+
+    durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete_requests]
+    return {rank: _utilization([by_rank[rank] for by_rank in complete_requests], durations)
+            for rank in all_ranks if complete_requests}
 
 
 def _utilization(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
@@ -64,15 +65,18 @@ def _utilization(lines: Sequence[TallyLine], durations: Sequence[float]) -> Util
     def total(name: str) -> float:
         return sum(line[name] for line in lines)
 
-    spent: Counter[str] = Counter()
+    span_seconds: Counter[str] = Counter()
     for line in lines:
-        spent.update(line["spans"])
-    whole, own, waited = sum(durations), total("seconds"), spent["wait"]
-    computed = sum(spent[name] for name in COMPUTING)
-    times = (computed, waited, whole - own, own - computed - waited)
-    late = total("late") / computed if computed else 0.0
-    sent = (total(name) / len(lines) for name in ("bytes", "control", "rows"))
-    return Utilization._make([*(seconds / whole for seconds in times), late, *sent])
+        span_seconds.update(line["spans"])
+
+    total_seconds, own_seconds, wait_seconds = sum(durations), total("seconds"), span_seconds["wait"]
+    computing_seconds = sum(span_seconds[name] for name in COMPUTING)
+    other_seconds = own_seconds - computing_seconds - wait_seconds
+    part_seconds = (computing_seconds, wait_seconds, total_seconds - own_seconds, other_seconds)
+
+    late_share = total("late") / computing_seconds if computing_seconds else 0.0
+    sent_amounts = (total(name) / len(lines) for name in ("bytes", "control", "rows"))
+    return Utilization._make([*(seconds / total_seconds for seconds in part_seconds), late_share, *sent_amounts])
 
 
 class Account(NamedTuple):
@@ -100,33 +104,35 @@ def account(tally: TallyLines, answers: Iterable[Answer]) -> Account | None:
     The sums over all requests are divided by all their tokens, unless the field has another unit.
     """
     sums: Counter[str] = Counter()
-    for place, tokens, scale in _requests(answers):
-        for line in tally.get(place, {}).values():
+    for request_id, num_tokens, scale in _requests(answers):
+        for line in tally.get(request_id, {}).values():
             if "flight" in line:
-                sums.update(_of_request(line, scale), tokens=tokens)
+                sums.update(_of_request(line, scale), tokens=num_tokens)
     if not sums["tokens"]:
         return None
 
-    def ratio(amount: str, by: str) -> float:
-        return sums[amount] / sums[by] if sums[by] else NAN
+    def ratio(amount: str, unit: str) -> float:
+        return sums[amount] / sums[unit] if sums[unit] else NAN
 
-    of_token = {name: ratio(name, "tokens") for name in (*SHARES, "lost")}
+    seconds_per_token = {name: ratio(name, "tokens") for name in (*SHARES, "lost")}
     return Account(aloft=ratio("aloft", "decoding"), stay=ratio("stay", "rows"),
-                   tokens_per_miss=ratio("tokens", "misses"), **of_token)
+                   tokens_per_miss=ratio("tokens", "misses"), **seconds_per_token)
 
 
 def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
     """Return one request's part of the sums: modelled seconds, and counts."""
-    flight, decoding = line["flight"], line["seconds"] - line["first"]
-    spent = {share: line["decoding"].get(span, 0.0) for share, span in SPANS.items()}
-    left = decoding - sum(spent.values())
-    seconds = {**spent, "decoding": decoding, "prefill": line["first"], "other": left,
-               **{name: flight[name] for name in ("stay", "aloft", "lost")}}
-    counts = {name: flight[name] for name in ("rows", "misses")}
-    return {**{name: value / scale for name, value in seconds.items()}, **counts}
+    flight, decoding_seconds = line["flight"], line["seconds"] - line["first"]
+    span_seconds = {share: line["decoding"].get(span, 0.0) for share, span in SPANS.items()}
+    other_seconds = decoding_seconds - sum(span_seconds.values())
+    flight_seconds = {name: flight[name] for name in ("stay", "aloft", "lost")}
+    seconds = {**span_seconds, "decoding": decoding_seconds, "prefill": line["first"], "other": other_seconds,
+               **flight_seconds}
+    flight_counts = {name: flight[name] for name in ("rows", "misses")}
+    modelled_seconds = {name: value / scale for name, value in seconds.items()}
+    return {**modelled_seconds, **flight_counts}
 
 
-def _requests(answers: Iterable[Answer]) -> Iterator[tuple[Place, int, float]]:
+def _requests(answers: Iterable[Answer]) -> Iterator[tuple[RequestId, int, float]]:
     """Yield start and number of each request, its tokens, and the elapsed seconds per modelled one."""
     for answer in answers:
         for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):

@@ -20,7 +20,7 @@ from eval.observe.timeline import RunHistory
 from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")
-MARK = "/*DATA*/"  # the place of the data in the page
+DATA_MARK = "/*DATA*/"  # the place of the data in the page
 SHOWN_REQUESTS = 20  # default number of requests in a page: more make it slow
 
 
@@ -32,21 +32,25 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     spans = read(folder)
     if not any("tokens" in span for span in spans):
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
-    about = folder / "run.json"
-    run = read_json_file(about) if about.is_file() else {"tokens": {}}
+
+    run_path = folder / "run.json"
+    run = read_json_file(run_path) if run_path.is_file() else {"tokens": {}}
     if not fits(run, {"tokens": dict}):
-        raise ValueError(f"{about} is not in the form that a run writes: delete it, then the page has no texts")
+        raise ValueError(f"{run_path} is not in the form that a run writes: delete it, then the page has no texts")
+
     try:
-        story = RunHistory(spans).data(first, last)
+        history = RunHistory(spans).data(first, last)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
                          "with the rank_N.jsonl files of one run, as they were written") from error
-    used = {str(node[name])
-            for node in story["nodes"] for name in ("token", "said")}
-    tokens = {token: text for token, text in run["tokens"].items() if token in used}
-    data = json.dumps({"run": {**run, "tokens": tokens}, **story},
-                      ensure_ascii=False, separators=(",", ":"))
-    return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
+
+    used_tokens = {str(node[name])
+                   for node in history["nodes"] for name in ("token", "said")}
+    token_texts = {token: text for token, text in run["tokens"].items() if token in used_tokens}
+
+    run_facts = {**run, "tokens": token_texts}
+    json_text = json.dumps({"run": run_facts, **history}, ensure_ascii=False, separators=(",", ":"))
+    return PAGE.read_text(encoding="utf-8").replace(DATA_MARK, json_text.replace("<", "\\u003c"))
 
 
 def _range(text: str) -> tuple[int, int | None]:
@@ -54,10 +58,10 @@ def _range(text: str) -> tuple[int, int | None]:
     if not re.fullmatch(r"\d{0,18}(:\d{0,18})?", text, re.ASCII):
         raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
     first, colon, last = text.partition(":")
-    begin = int(first or 0)
+    first_request = int(first or 0)
     if not colon:
-        return begin, begin + 1
-    return begin, int(last) if last else None
+        return first_request, first_request + 1
+    return first_request, int(last) if last else None
 
 
 @command
@@ -67,10 +71,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
     parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{SHOWN_REQUESTS}",
                         help=f"requests to show, from 0, without the last; default 0:{SHOWN_REQUESTS}; 0: for all")
-    wanted = parser.parse_args(argv)
-    out = wanted.out or wanted.folder / "timeline.html"
-    html = page(wanted.folder, *_range(wanted.requests))
-    write(out, html, "choose another with -o")
-    merge(wanted.folder)
-    print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
+
+    options = parser.parse_args(argv)
+    page_path = options.out or options.folder / "timeline.html"
+
+    html = page(options.folder, *_range(options.requests))
+    write(page_path, html, "choose another with -o")
+    merge(options.folder)
+    print(f"{page_path} ({len(html) / 1e6:.1f} MB): open it in a browser")
     return 0
