@@ -18,7 +18,7 @@ from toy.recipe.train import Hyperparameters
 Make = Callable[[str, Path, Path], None]
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "toy"
-HEADS = ("head", "deep")  # steps that create heads
+HEAD_STEPS = ("head", "deep")  # steps that create heads
 DIALOGUES, SOURCE_BYTES = 72_000, 3_000_000
 # The training and size of each model of a family: the chat model, which has the family's name, then its drafters.
 FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
@@ -39,70 +39,72 @@ FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
 HEAD = Hyperparameters("head", steps=240, processes=1, warm_up=30, rate=2e-3, seed=3)
 # The head that does not drift: 225 steps on the chat model's features, 75 more with words, 140 on its own outputs. A
 # third more of the former make too accurate a head, as above.
-DEEP = Hyperparameters("deep", steps=440, processes=1, warm_up=30, own=140,
+DEEP = Hyperparameters("deep", steps=440, processes=1, warm_up=30, own_steps=140,
                        rate=2e-3, seed=3, batch=32)
 
 
-def data(family: str, work: Path, out: Path) -> None:
+def data(family: str, work_dir: Path, out_dir: Path) -> None:
     """Write the dialogues and gather the standard library's source (seconds)."""
-    corpus.write(work, DIALOGUES, SOURCE_BYTES)
+    corpus.write(work_dir, DIALOGUES, SOURCE_BYTES)
 
 
-def pieces(family: str, work: Path, out: Path) -> None:
+def pieces(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train a tokenizer of 4,096 pieces and pack the corpus (a minute)."""
-    tokenizer.make(work, out / family)
-    pack.pack(work, out / family)
+    tokenizer.make(work_dir, out_dir / family)
+    pack.pack(work_dir, out_dir / family)
 
 
-def base(family: str, work: Path, out: Path) -> None:
+def base(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train the chat model, 8 layers, two processes (about half an hour on two cores)."""
-    llama.fit(*FAMILIES[family][family], work, out / family)
+    llama.fit(*FAMILIES[family][family], work_dir, out_dir / family)
 
 
-def drafters(family: str, work: Path, out: Path) -> None:
+def drafters(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train two smaller models at once, one process each (minutes)."""
-    models = {name: how for name, how in FAMILIES[family].items() if name != family}
-    makers = [multiprocessing.Process(target=llama.fit, args=(*how, work, out / name))
-              for name, how in models.items()]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join()
-        if maker.exitcode:
+    model_settings = {name: settings for name, settings in FAMILIES[family].items() if name != family}
+    processes = [multiprocessing.Process(target=llama.fit, args=(*settings, work_dir, out_dir / name))
+                 for name, settings in model_settings.items()]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
             raise SystemExit("make_toy: a drafter failed, see its message above; `make_toy drafters` continues from "
                              "its last checkpoint")
-    for name in models:
-        tokenizer.copy(out / family, out / name)
+
+    for model_name in model_settings:
+        tokenizer.copy(out_dir / family, out_dir / model_name)
 
 
-def head(family: str, work: Path, out: Path) -> None:
+def head(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train the EAGLE head on the chat model's features (minutes)."""
-    teach.fit(HEAD, work, out / family, out / "eagle")
+    teach.fit(HEAD, work_dir, out_dir / family, out_dir / "eagle")
 
 
-def deep(family: str, work: Path, out: Path) -> None:
+def deep(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train the head that does not drift, finally on its own outputs (a quarter of an hour)."""
-    teach.fit_deep(DEEP, work, out / family, out / "eagle_deep")
+    teach.fit_deep(DEEP, work_dir, out_dir / family, out_dir / "eagle_deep")
 
 
-def questions(family: str, work: Path, out: Path) -> None:
+def questions(family: str, work_dir: Path, out_dir: Path) -> None:
     """Write held-out questions to eval/data."""
-    target = ROOT / "eval" / "data" if out == TOY else out / "data"
-    corpus.write_questions(target, work)
+    target = ROOT / "eval" / "data" if out_dir == TOY else out_dir / "data"
+    corpus.write_questions(target, work_dir)
 
 
-CORPUS, ROWS = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
+CORPUS_FILES, ROW_FILES = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
 STEPS: dict[str, tuple[Make, Sequence[str]]] = {  # each with the files of `work` that it needs
     "data": (data, ()),
-    "tokenizer": (pieces, CORPUS),
-    "base": (base, ROWS),
-    "drafters": (drafters, ROWS),
-    "head": (head, ROWS),
-    "deep": (deep, CORPUS[:1]),
-    "questions": (questions, CORPUS[:1])}
-LISTED = "\n".join(f"  {name:<10} {make.__doc__}" for name, (make, _) in STEPS.items())
+    "tokenizer": (pieces, CORPUS_FILES),
+    "base": (base, ROW_FILES),
+    "drafters": (drafters, ROW_FILES),
+    "head": (head, ROW_FILES),
+    "deep": (deep, CORPUS_FILES[:1]),
+    "questions": (questions, CORPUS_FILES[:1])}
+STEP_LIST = "\n".join(f"  {name:<10} {make.__doc__}" for name, (make, _) in STEPS.items())
 EPILOG = f"""steps, in this order (by default all of them):
-{LISTED}
+{STEP_LIST}
 
 Training continues from its last checkpoint in --work; remove that folder to begin again.
 
@@ -115,27 +117,31 @@ With --family opt, also written family=opt, the steps make a small OPT and a dra
 """
 
 
-def run(family: str, steps: Sequence[str], work: Path, out: Path) -> None:
+def run(family: str, chosen_steps: Sequence[str], work_dir: Path, out_dir: Path) -> None:
     """Run these steps in order. Raises ValueError for a step that the family lacks, or if an earlier one is missing."""
-    unknown = [step for step in steps if step not in STEPS]
-    if unknown:
-        raise ValueError(f"there is no step {unknown[0]!r}; the steps are: {' '.join(STEPS)}")
-    if family != "llama" and any(step in HEADS for step in steps):
-        raise ValueError(f"heads are made for llama only: leave out {' and '.join(HEADS)}, or --family {family}")
-    if family != "llama" and out == TOY:
+    # checks
+    unknown_steps = [step for step in chosen_steps if step not in STEPS]
+    if unknown_steps:
+        raise ValueError(f"there is no step {unknown_steps[0]!r}; the steps are: {' '.join(STEPS)}")
+    if family != "llama" and any(step in HEAD_STEPS for step in chosen_steps):
+        raise ValueError(f"heads are made for llama only: leave out {' and '.join(HEAD_STEPS)}, or --family {family}")
+    if family != "llama" and out_dir == TOY:
         raise ValueError(f"the models of --family {family} do not belong in {TOY}: name a folder with --out")
-    for folder, key in ((work, "--work"), (out, "--out")):
+    for folder, key in ((work_dir, "--work"), (out_dir, "--out")):
         check_folder(folder, f"choose another {key}")
-    for name in (name for name in STEPS if name in steps):
-        make, files = STEPS[name]
-        needed = [work / file for file in files]
-        lacking = [path for path in needed if not path.is_file()]
-        if name in HEADS and not (out / family / "config.json").is_file():
-            lacking.append(out / family)
-        if lacking:
-            raise ValueError(f"the step {name} needs {lacking[0]}, which is missing: run the earlier steps first, or "
-                             "name the folders that have it with --work and --out")
-        make(family, work, out)
+
+    ordered_steps = [step for step in STEPS if step in chosen_steps]
+    for step in ordered_steps:
+        make, file_names = STEPS[step]
+        needed_paths = [work_dir / file_name for file_name in file_names]
+        missing_paths = [path for path in needed_paths if not path.is_file()]
+        if step in HEAD_STEPS and not (out_dir / family / "config.json").is_file():
+            missing_paths.append(out_dir / family)
+        if missing_paths:
+            raise ValueError(f"the step {step} needs {missing_paths[0]}, which is missing: run the earlier steps "
+                             "first, or name the folders that have it with --work and --out")
+
+        make(family, work_dir, out_dir)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,11 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=TOY, help="where the models go (default toy/)")
     parser.add_argument("--family", choices=FAMILIES, default="llama",
                         help="family of the models to train (default llama)")
+
     words = sys.argv[1:] if argv is None else argv
-    asked = parser.parse_args([re.sub("^(family|work|out)=", r"--\1=", word) for word in words])
+    options = parser.parse_args([re.sub("^(family|work|out)=", r"--\1=", word) for word in words])
+
     try:
-        made = [step for step in STEPS if asked.family == "llama" or step not in HEADS]
-        run(asked.family, asked.steps or made, asked.work, asked.out.resolve())
+        possible_steps = [step for step in STEPS if options.family == "llama" or step not in HEAD_STEPS]
+        run(options.family, options.steps or possible_steps, options.work, options.out.resolve())
     except (ValueError, OSError) as error:
         print(f"make_toy: {error}", file=sys.stderr)
         return 2

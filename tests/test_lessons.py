@@ -79,7 +79,7 @@ def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, c
         again = read_lessons(args, 512)
     assert f"from {path}" in capsys.readouterr().out
     assert same(first.rows, again.rows)
-    assert (first.prompts, first.ends) == (again.prompts, again.ends)
+    assert (first.prompts, first.end_ids) == (again.prompts, again.end_ids)
 
 
 def shorter(args):

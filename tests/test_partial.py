@@ -23,7 +23,7 @@ from pipeline.trace import read
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
 from tests.tiny import CONFIG, DEEP, pipeline, weights
-from train.eagle.partial import known, stage_ends
+from train.eagle.partial import partial_features, stage_ends
 
 IDS = [5, 17, 40, 3, 28, 11]
 WIDE = 4 * CONFIG.hidden  # of the features of all layers that the head of DEEP reads
@@ -173,7 +173,7 @@ def test_reports_reach_the_draft_while_rows_are_under_way(strategy, monkeypatch)
 def test_a_layer_counts_in_training_once_its_stage_was_passed():
     assert stage_ends("4", 30) == [6, 13, 21, 29] and stage_ends("0+5+3", 8) == [4, 7]
     feature_AD = torch.ones(3, 6)
-    assert known(feature_AD, torch.tensor([0, 2, 3]), 3).tolist() == [[0] * 6, [1] * 4 + [0] * 2, [1] * 6]
+    assert partial_features(feature_AD, torch.tensor([0, 2, 3]), 3).tolist() == [[0] * 6, [1] * 4 + [0] * 2, [1] * 6]
 
 
 @pytest.mark.parametrize("more, said", [

@@ -354,7 +354,7 @@ def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, mo
 
 
 def test_the_rate_falls_in_each_part():
-    plan = train_eagle.Hyperparameters("head", steps=12, rate=1.0, warm_up=2, own=4)
+    plan = train_eagle.Hyperparameters("head", steps=12, rate=1.0, warm_up=2, own_steps=4)
     assert [rate_at(step, plan) for step in range(12)] == [0.5,
                                                            1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.5, 0.5, 0.25]
     assert [part_at(step, [own_part(2), own_part(1)]) for step in range(3)] == [0, 0, 1]
@@ -479,7 +479,7 @@ def test_a_given_head_is_mended_by_the_second_part_alone(base, teacher, talks, t
     head, config = make_head(teacher, third)
     for name in ("given", "wide"):
         (tmp_path / name).mkdir()
-    heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows=False)
+    heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows_embedding=False)
     command = [str(base), "--data", str(talks),
                "--from", str(tmp_path / "given"), "--batch", "2", "--threads", "1",
                "--judged", "0", "--own-epochs", "2", "--epochs", "9", *["--eagle3"] * third]
@@ -586,8 +586,8 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
 @pytest.fixture(scope="module")
 def small_batches():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own, "BATCH", 4)
-        patch.setattr(own, "ANSWER", 8)
+        patch.setattr(own, "BATCH_SIZE", 4)
+        patch.setattr(own, "MAX_ANSWER", 8)
         yield
 
 
@@ -666,7 +666,7 @@ def test_data_without_conversations_is_refused(tmp_path, content, sentence):
 
 def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base, tmp_path, monkeypatch, capsys):
     options = [str(base), str(tmp_path), "--data", "x", "--template", "own", "--device", "cpu"]
-    monkeypatch.setattr(train_eagle, "CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(train_eagle, "CPU_INFO", tmp_path / "cpuinfo")
 
     def chosen(*more):
         train_eagle.open_teacher(parser().parse_args([*options, *more]))

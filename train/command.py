@@ -18,8 +18,8 @@ from launch.spec import device_named
 class Options(OptionParser):
     """The argument parser of a command, with bounds for its numbers."""
 
-    def __init__(self, name: str, about: str, examples: str) -> None:
-        super().__init__(prog=f"python3 -m scripts.{name}", description=about, epilog=examples,
+    def __init__(self, command_name: str, about: str, examples: str) -> None:
+        super().__init__(prog=f"python3 -m scripts.{command_name}", description=about, epilog=examples,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
         self.bounds: dict[str, tuple[float, float]] = {}
 
@@ -29,18 +29,19 @@ class Options(OptionParser):
         self.bounds[flag] = bounds
         self.add_argument(flag, type=type(bounds[1]), default=default, metavar=metavar, help=help)
 
-    def machine(self, every: int) -> None:
+    def machine(self, checkpoint_steps: int) -> None:
         """Add the options for the device, the threads and the interval of checkpoints."""
-        self.number("--save-every", (1, 1 << 40), every, f"steps between two checkpoints ({every})")
+        about = f"steps between two checkpoints ({checkpoint_steps})"
+        self.number("--save-every", (1, 1 << 40), checkpoint_steps, about)
         self.add_argument("--device", default="auto", help="cpu or cuda; auto: cuda if available")
         self.number("--threads", (1, 1 << 10), None, "threads for arithmetic; default: torch's choice")
 
     def check(self, args: Namespace) -> None:
         """Raise ValueError for a number out of its bounds."""
-        for flag, (least, most) in self.bounds.items():
+        for flag, (min_value, max_value) in self.bounds.items():
             value = getattr(args, flag[2:].replace("-", "_"))
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{flag} {value} is out of range; give {least} to {most}")
+            if value is not None and not min_value <= value <= max_value:
+                raise ValueError(f"{flag} {value} is out of range; give {min_value} to {max_value}")
 
 
 def open_accelerator(args: Namespace, num_batches: int = 1) -> Accelerator:
@@ -58,26 +59,29 @@ def open_accelerator(args: Namespace, num_batches: int = 1) -> Accelerator:
     return accelerator
 
 
-def prepare(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
-    """Prepare the device and the folder of the results. Remove partial files of these `names` there, which are left if
-    the process was killed inside `config.files.replace`."""
-    check_folder(folder, remedy)
+def prepare(args: Namespace, results_dir: Path, remedy: str, *file_names: str) -> None:
+    """Prepare the device and the folder of the results.
+
+    Remove partial files of these `file_names` there: they remain if a process was killed inside `config.files.replace`.
+    """
+    check_folder(results_dir, remedy)
     device_named(args.device, "--device ")
-    for name in names:
-        for half in folder.glob(f"{name}.*.part"):
-            half.unlink(missing_ok=True)
+    for file_name in file_names:
+        for partial_file in results_dir.glob(f"{file_name}.*.part"):
+            partial_file.unlink(missing_ok=True)
     if args.threads:
         torch.set_num_threads(args.threads)
 
 
-def run(train: Callable[[Namespace], Any], name: str, args: Namespace) -> int:
+def run(train: Callable[[Namespace], Any], command_name: str, args: Namespace) -> int:
     """Call `train`, print its errors under the name of the command, and return the exit code."""
     try:
         train(args)
     except (ValueError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{command_name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\n{name}: stopped; run the same command again to continue from the last checkpoint", file=sys.stderr)
+        print(f"\n{command_name}: stopped; run the same command again to continue from the last checkpoint",
+              file=sys.stderr)
         return 130
     return 0

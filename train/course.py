@@ -23,8 +23,8 @@ from train.terms import Terms, check, store
 
 Lesson = Callable[[int], Mapping[str, float]]  # adds gradients to the model for a batch; returns figures with "loss"
 Row = TypeVar("Row")
-DECAY = 0.01  # weight decay
-SHOWN = 50  # number of latest steps that the bar averages
+WEIGHT_DECAY = 0.01  # weight decay
+NUM_SHOWN = 50  # number of latest steps that the bar averages
 
 
 def add_gradients(loss: Tensor) -> None:
@@ -66,7 +66,7 @@ class Hyperparameters:
     rate: float  # of AdamW
     matrix_rate: float = 0.0  # of Muon, for the matrices between embedding and vocabulary; 0: AdamW for all
     warm_up: int = 100  # steps
-    own: int = 0  # number of last steps with a warm-up of their own and half the rate
+    own_steps: int = 0  # number of last steps with a warm-up of their own and half the rate
     betas: tuple[float, float] = (0.9, 0.95)
     seed: int = 0
     saved_every: int = 100  # steps
@@ -75,30 +75,31 @@ class Hyperparameters:
 def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
     """Return AdamW, and Muon for the matrices if `matrix_rate` is given; frozen parameters belong to neither."""
     matrices: list[nn.Parameter] = []  # between embeddings and vocabulary
-    others: list[nn.Parameter] = []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            is_inner = p.ndim == 2 and "embed_" not in name and "lm_head" not in name
-            (matrices if plan.matrix_rate and is_inner else others).append(p)
-    adam = torch.optim.AdamW(others, lr=plan.rate, betas=plan.betas, weight_decay=DECAY)
+    other_parameters: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_inner = parameter.ndim == 2 and "embed_" not in name and "lm_head" not in name
+            (matrices if plan.matrix_rate and is_inner else other_parameters).append(parameter)
+
+    adam = torch.optim.AdamW(other_parameters, lr=plan.rate, betas=plan.betas, weight_decay=WEIGHT_DECAY)
     if not matrices:
         return [adam]
-    muon = torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)
+    muon = torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=WEIGHT_DECAY, momentum=0.95)
     return [adam, muon]
 
 
 def rate_at(step: int, plan: Hyperparameters) -> float:
     """Return the rate of a step as a fraction of the highest: linear up, flat, then linear down to zero over the second
-    half. The last `own` steps repeat this schedule, half as high."""
-    first = plan.steps - plan.own
-    if step < first:
-        return _slope(step, first, plan.warm_up)
-    return 0.5 * _slope(step - first, plan.own, plan.warm_up)
+    half. The last `own_steps` steps repeat this schedule, half as high."""
+    first_steps = plan.steps - plan.own_steps
+    if step < first_steps:
+        return _slope(step, first_steps, plan.warm_up)
+    return 0.5 * _slope(step - first_steps, plan.own_steps, plan.warm_up)
 
 
-def _slope(step: int, steps: int, warm_up: int) -> float:
-    """Return the rate of a step out of `steps`, as a fraction between 0 and 1."""
-    return min((step + 1) / warm_up, 1.0, 2.0 * (steps - step) / steps)
+def _slope(step: int, num_steps: int, warm_up: int) -> float:
+    """Return the rate of a step out of `num_steps`, as a fraction between 0 and 1."""
+    return min((step + 1) / warm_up, 1.0, 2.0 * (num_steps - step) / num_steps)
 
 
 class Course:
@@ -114,7 +115,7 @@ class Course:
         self.accelerator = accelerator or Accelerator(cpu=True)
         self.share = share_of(self.accelerator)
         self.terms = dict(terms or {})
-        self.steppers = [self.accelerator.prepare_optimizer(stepper) for stepper in optimizers(model, plan)]
+        self.optimizers = [self.accelerator.prepare_optimizer(optimizer) for optimizer in optimizers(model, plan)]
         self.step = 0
         self.seconds = 0.0
         if path.exists():
@@ -122,28 +123,29 @@ class Course:
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def _resume(self) -> None:
         try:
-            state = torch.load(self.path, weights_only=True, map_location="cpu")
-            terms, model = state["terms"], state["model"]
+            checkpoint = torch.load(self.path, weights_only=True, map_location="cpu")
+            saved_terms, saved_parameters = checkpoint["terms"], checkpoint["model"]
         except Exception as error:  # torch does not document what it raises on a damaged file
             raise ValueError(f"{self.path} cannot be read ({str(error).splitlines()[0]}); delete it to begin "
                              "again") from None
-        check(self.path, terms, self.terms, "another folder")
+
+        check(self.path, saved_terms, self.terms, "another folder")
         with torch.no_grad():
             for name, parameter in self._trained.items():
-                parameter.copy_(model[name])
-        for stepper, saved in zip(self.steppers, state["optimizers"]):
-            stepper.load_state_dict(saved)
-        self.step, self.seconds = state["step"], state["seconds"]
+                parameter.copy_(saved_parameters[name])
+        for optimizer, saved_state in zip(self.optimizers, checkpoint["optimizers"]):
+            optimizer.load_state_dict(saved_state)
+        self.step, self.seconds = checkpoint["step"], checkpoint["seconds"]
 
     def save(self) -> None:
         """Write the checkpoint."""
         store(self.path, {
-            "model": {name: p.detach() for name, p in self._trained.items()},
-            "optimizers": [stepper.state_dict() for stepper in self.steppers],
+            "model": {name: parameter.detach() for name, parameter in self._trained.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
             "seconds": self.seconds,
             "terms": self.terms})
@@ -152,12 +154,14 @@ class Course:
         """Take one gradient step."""
         self._average()
         self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
-        rates = (self.plan.rate, self.plan.matrix_rate)
-        for stepper, top in zip(self.steppers, rates):
-            for group in stepper.param_groups:
-                group["lr"] = top * rate_at(self.step, self.plan)
-            stepper.step()
-            stepper.zero_grad(set_to_none=False)
+
+        max_rates = (self.plan.rate, self.plan.matrix_rate)
+        for optimizer, max_rate in zip(self.optimizers, max_rates):
+            for group in optimizer.param_groups:
+                group["lr"] = max_rate * rate_at(self.step, self.plan)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
         self.step += 1
 
     def _average(self) -> None:
@@ -166,12 +170,13 @@ class Course:
             return
 
         parameters = list(self._trained.values())
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        mean = self.accelerator.reduce(flat, reduction="mean")
-        parts = mean.split([gradient.numel() for gradient in gradients])
-        for parameter, part in zip(parameters, parts):
-            parameter.grad = part.view_as(parameter)
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                     for parameter in parameters]
+        flat_gradient = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        mean_flat = self.accelerator.reduce(flat_gradient, reduction="mean")
+        mean_parts = mean_flat.split([gradient.numel() for gradient in gradients])
+        for parameter, mean_gradient in zip(parameters, mean_parts):
+            parameter.grad = mean_gradient.view_as(parameter)
 
     def run(self, lesson: Lesson) -> None:
         """Advance to the last step, each of one batch or of as many as accelerate accumulates.
@@ -179,27 +184,30 @@ class Course:
         Raise ValueError if a loss is not finite.
         """
         num_batches = self.accelerator.gradient_accumulation_steps
-        plan, begin = self.plan, time.monotonic() - self.seconds
-        seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
+        plan, started_at = self.plan, time.monotonic() - self.seconds
+        recent_figures: deque[Mapping[str, float]] = deque(maxlen=NUM_SHOWN)
+
         with ProgressBar(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
-                         disable=not self.share.writes, mininterval=1) as bar:
+                         disable=not self.share.writes, mininterval=1) as progress_bar:
             while self.step < plan.steps:
-                for batch in range(num_batches):
-                    seen.append(lesson(self.step * num_batches + batch))
-                    if not math.isfinite(seen[-1]["loss"]):
+                for batch_index in range(num_batches):
+                    recent_figures.append(lesson(self.step * num_batches + batch_index))
+                    if not math.isfinite(recent_figures[-1]["loss"]):
                         raise ValueError(f"the loss is not finite at step {self.step}; begin again with a lower rate")
+
                 self.advance()
-                self.seconds = time.monotonic() - begin
-                bar.set_postfix(_means(seen), refresh=False)
-                bar.update()
-                due = self.step % plan.saved_every == 0 or self.step == plan.steps
-                if self.share.writes and due:
+                self.seconds = time.monotonic() - started_at
+                progress_bar.set_postfix(_means(recent_figures), refresh=False)
+                progress_bar.update()
+
+                is_due = self.step % plan.saved_every == 0 or self.step == plan.steps
+                if self.share.writes and is_due:
                     self.save()
 
 
-def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:
+def _means(recent_figures: Collection[Mapping[str, float]]) -> dict[str, str]:
     """Return the mean of each figure over these steps, formatted for the bar."""
     sums: Counter[str] = Counter()
-    for figures in seen:
+    for figures in recent_figures:
         sums.update(figures)  # type: ignore[arg-type]
-    return {name: f"{total / len(seen):.3f}" for name, total in sums.items()}
+    return {name: f"{total / len(recent_figures):.3f}" for name, total in sums.items()}

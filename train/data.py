@@ -21,9 +21,9 @@ from launch.progress import ProgressBar
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
-TURNS = (("from", "value"), ("role", "content"))  # keys of role and text in a turn by ShareGPT and by OpenAI
-AT_ONCE = 64  # conversations per call of the tokenizer, which is faster with several and uses all cores
-LINE = "write one JSON object per line"
+TURN_KEYS = (("from", "value"), ("role", "content"))  # keys of role and text in a turn by ShareGPT and by OpenAI
+NUM_TOGETHER = 64  # conversations per call of the tokenizer, which is faster with several and uses all cores
+LINE_REMEDY = "write one JSON object per line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
 
@@ -44,8 +44,8 @@ def read_conversations(path: Path) -> list[list[str]]:
     The file holds one JSON object per line, or one list. Turns of the assistant before the first question, a last
     question without an answer, and system messages are omitted: the template has its own system message.
     """
-    found = [_talk(entry, where) for entry, where in _entries(path)]
-    talks = [talk for talk in found if len(talk) > 1]
+    all_talks = [_talk(entry, where) for entry, where in _entries(path)]
+    talks = [talk for talk in all_talks if len(talk) > 1]
     if len(talks) < 2:
         raise ValueError(f"{path} holds {len(talks)} conversations with an answer; a training needs at least two, "
                          "since one is held out")
@@ -54,10 +54,12 @@ def read_conversations(path: Path) -> list[list[str]]:
 
 def _entries(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield each conversation, and its place in the file for messages."""
-    if read_bytes(path, READABLE_REMEDY).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(read_json_file(path, LINE), 1))
+    content = read_bytes(path, READABLE_REMEDY).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if content.startswith(b"["):
+        entries = read_json_file(path, LINE_REMEDY)
+        yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(entries, 1))
     else:
-        yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE))
+        yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE_REMEDY))
 
 
 def _talk(entry: Any, where: str) -> list[str]:
@@ -65,14 +67,19 @@ def _talk(entry: Any, where: str) -> list[str]:
     turns = _turns(entry)
     if turns is None:
         raise ValueError(f"{where} is not a conversation; write {FORMS}")
+
     talk: list[str] = []
-    for role, words in turns:
-        if (not talk and role in ASSISTANT) or role == "system":
+    for role, turn_text in turns:
+        is_early_answer = not talk and role in ASSISTANT
+        if is_early_answer or role == "system":
             continue
-        if role not in (USER, ASSISTANT)[len(talk) % 2] or not words.strip():
+        expected_roles = (USER, ASSISTANT)[len(talk) % 2]
+        if role not in expected_roles or not turn_text.strip():
             break
-        talk.append(words)
-    return talk[:len(talk) // 2 * 2]
+        talk.append(turn_text)
+
+    num_answered = len(talk) // 2
+    return talk[:2 * num_answered]
 
 
 def _turns(entry: Any) -> list[tuple[str, str]] | None:
@@ -80,13 +87,15 @@ def _turns(entry: Any) -> list[tuple[str, str]] | None:
     if fits(entry, {"turns": [str], "reference": [str]}):
         texts = chain.from_iterable(zip(entry["turns"], entry["reference"]))
         return list(zip(cycle(("user", "assistant")), texts))
-    places: list[Any] = [entry]
+
+    turn_lists: list[Any] = [entry]
     if isinstance(entry, dict):
-        places = [entry.get("conversations"), entry.get("messages")]
-    for who, what in TURNS:
-        for place in places:
-            if fits(place, [{who: str, what: str}]):
-                return [(turn[who], turn[what]) for turn in place]
+        turn_lists = [entry.get("conversations"), entry.get("messages")]
+
+    for role_key, text_key in TURN_KEYS:
+        for turn_list in turn_lists:
+            if fits(turn_list, [{role_key: str, text_key: str}]):
+                return [(turn[role_key], turn[text_key]) for turn in turn_list]
     return None
 
 
@@ -109,62 +118,68 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> TokenRow | N
 
 def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[TokenRow | None]:
     """Yield the row of each conversation, or None."""
-    finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # one more question ends the last answer
-    spans, end_ids = text.spans(finished, template), torch.tensor(sorted(text.end_ids))
-    for talk, words, (ids, reach) in zip(talks, finished, spans):
-        parts = (talk[:turns] for turns in range(1, len(talk), 2))
-        prompts = (text.prompt_text(part, template) for part in parts)
-        if reach:
-            begins = (bisect_right(reach, _shared(prompt, words)) for prompt in prompts)
+    talk_texts = [text.prompt_text([*talk, "?"], template) for talk in talks]  # one more question ends the last answer
+    spans, end_ids = text.spans(talk_texts, template), torch.tensor(sorted(text.end_ids))
+    for talk, talk_text, (token_ids, token_ends) in zip(talks, talk_texts, spans):
+        talk_parts = (talk[:num_turns] for num_turns in range(1, len(talk), 2))
+        prompts = (text.prompt_text(part, template) for part in talk_parts)
+
+        if token_ends:
+            answer_begins = (bisect_right(token_ends, _shared(prompt, talk_text)) for prompt in prompts)
         else:
-            begun = map(itemgetter(0), text.spans(list(prompts), template))
-            begins = (_shared(some, ids) for some in begun)
-        yield _row(torch.tensor(ids), begins, end_ids, length)
+            prompt_ids = map(itemgetter(0), text.spans(list(prompts), template))
+            answer_begins = (_shared(some_ids, token_ids) for some_ids in prompt_ids)
+        yield _row(torch.tensor(token_ids), answer_begins, end_ids, length)
 
 
-def _shared(some: Any, others: Any) -> int:
+def _shared(sequence: Any, other_sequence: Any) -> int:
     """Return the length of the common prefix of two sequences."""
-    begins = others[:len(some)] == some  # the usual case, which is fast
-    return len(some if begins else commonprefix([some, others]))
+    is_prefix = other_sequence[:len(sequence)] == sequence  # the usual case, which is fast
+    return len(sequence if is_prefix else commonprefix([sequence, other_sequence]))
 
 
-def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> TokenRow | None:
+def _row(token_ids: Tensor, answer_begins: Iterable[int], end_ids: Tensor, length: int) -> TokenRow | None:
     """Return the row of these ids `[N]`, with answers that begin at these positions."""
-    answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
-    ends = torch.isin(ids, end_ids)
-    for begin in begins:  # a token that crosses the border belongs to the answer
-        end = ends[begin:].nonzero()
-        if begin >= length or not len(end):
+    answer_mask, row_end = torch.zeros(len(token_ids), dtype=torch.bool), 0
+    is_end = torch.isin(token_ids, end_ids)
+    for answer_begin in answer_begins:  # a token that crosses the border belongs to the answer
+        end_offsets = is_end[answer_begin:].nonzero()
+        if answer_begin >= length or not len(end_offsets):
             break
-        last = begin + int(end[0]) + 1
-        answers[begin:last] = True
-    size = min(last, length)
-    if not answers[2:size].any():
+        row_end = answer_begin + int(end_offsets[0]) + 1
+        answer_mask[answer_begin:row_end] = True
+
+    num_kept = min(row_end, length)
+    if not answer_mask[2:num_kept].any():
         return None
-    return TokenRow(ids[:size].int(), answers[:size])
+    return TokenRow(token_ids[:num_kept].int(), answer_mask[:num_kept])
 
 
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[TokenRow]:
     """Return the rows of all conversations with an answer. Raise ValueError if none has one."""
-    found: list[TokenRow] = []
-    for begin in ProgressBar(range(0, len(talks), AT_ONCE), desc="tokens", unit="batch", leave=False):
-        some = talks[begin:begin + AT_ONCE]
-        found += filter(None, _rows(text, some, template, length))
-    if not found:
+    rows: list[TokenRow] = []
+    for begin in ProgressBar(range(0, len(talks), NUM_TOGETHER), desc="tokens", unit="batch", leave=False):
+        some_talks = talks[begin:begin + NUM_TOGETHER]
+        rows += filter(None, _rows(text, some_talks, template, length))
+
+    if not rows:
         raise ValueError(f"no conversation has an answer with an end token among its first {length} tokens: "
                          "raise --length, or choose the --template that the model was trained with")
-    return found
+    return rows
 
 
-def draw(count: int, seed: int, first: int, size: int) -> list[int]:
-    """Return the numbers of `size` rows of a training from its `first` on, out of `count`, shuffled for each epoch."""
-    numbers = range(first, first + size)
-    epochs = {number // count for number in numbers}
+def draw(num_distinct: int, seed: int, first_row: int, num_rows: int) -> list[int]:
+    """Return the indices of `num_rows` rows of a training, from its row `first_row` on.
+
+    They are out of `num_distinct` rows, shuffled in each epoch.
+    """
+    row_numbers = range(first_row, first_row + num_rows)
+    epochs = {row_number // num_distinct for row_number in row_numbers}
     generators = {epoch: np.random.default_rng((seed, epoch)) for epoch in epochs}
-    orders = {epoch: generator.permutation(count) for epoch, generator in generators.items()}
-    return [int(orders[number // count][number % count]) for number in numbers]
+    epoch_orders = {epoch: generator.permutation(num_distinct) for epoch, generator in generators.items()}
+    return [int(epoch_orders[row_number // num_distinct][row_number % num_distinct]) for row_number in row_numbers]
 
 
-def batch_at(step: int, rows: Rows, size: int, seed: int) -> list[TokenRow]:
-    """Return the `size` rows of a step."""
-    return [rows[i] for i in draw(len(rows), seed, step * size, size)]
+def batch_at(step: int, rows: Rows, batch_size: int, seed: int) -> list[TokenRow]:
+    """Return the `batch_size` rows of a step."""
+    return [rows[row_index] for row_index in draw(len(rows), seed, step * batch_size, batch_size)]

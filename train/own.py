@@ -23,10 +23,10 @@ from model.whole import Whole
 from train.terms import digest, kept, mark
 from train.writer import WRITTEN_AT_ONCE, Prompts, TextWriter
 
-BATCH = 4 * WRITTEN_AT_ONCE  # conversations; a multiple, since places become idle at the end of a batch
-QUESTION, ANSWER = 64, 192  # most tokens; a longer question is dropped, a longer answer is cut
-REPEATING = 0.2  # a text that compresses below this share of its size is repetitive
-SLOT = "\u241f"  # placeholder of the user's turn in the template
+BATCH_SIZE = 4 * WRITTEN_AT_ONCE  # conversations; a multiple, since places become idle at the end of a batch
+MAX_QUESTION, MAX_ANSWER = 64, 192  # most tokens; a longer question is dropped, a longer answer is cut
+REPETITIVE_SHARE = 0.2  # a text that compresses below this share of its size is repetitive
+USER_SLOT = "\u241f"  # placeholder of the user's turn in the template
 Said = Tuple[str, bool]  # a text, and whether an end token followed
 
 
@@ -41,45 +41,52 @@ class Talker:
     def model(self) -> Whole:
         return Whole(Unfolded(self.args.model_dir), *self.arithmetic)
 
-    def talks(self, number: int) -> list[dict[str, Any]]:
+    def talks(self, batch_number: int) -> list[dict[str, Any]]:
         """Return the conversations of this batch; answers have temperature 0 in every other batch, else 1."""
         template = self.args.template
-        opening, closing = self.text.prompt_text([SLOT], template).split(SLOT)
-        [(begin, _)] = self.text.spans([opening], template)
-        samples = self._written([begin] * BATCH, QUESTION, 1.0, number)
-        candidates = (_question(*one, closing) for one in samples)
+        opening, closing = self.text.prompt_text([USER_SLOT], template).split(USER_SLOT)
+        [(prompt_begin, _)] = self.text.spans([opening], template)
+
+        # questions
+        samples = self._written([prompt_begin] * BATCH_SIZE, MAX_QUESTION, 1.0, batch_number)
+        candidates = (_question(*sample, closing) for sample in samples)
         questions = list(dict.fromkeys(filter(None, candidates)))
+
+        # answers
         prompts = [self.text.prompt_ids([question], template) for question in questions]
-        answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
-        found = []
+        answers = self._written(prompts, MAX_ANSWER, float(batch_number % 2), batch_number) if prompts else []
+
+        talks = []
         for question, (answer, _) in zip(questions, answers):
             if answer.strip() and not _repeats(answer):
-                user = {"role": "user", "content": question}
-                found.append({"messages": [user, {"role": "assistant", "content": answer.strip()}]})
-        return found
+                user_turn = {"role": "user", "content": question}
+                assistant_turn = {"role": "assistant", "content": answer.strip()}
+                talks.append({"messages": [user_turn, assistant_turn]})
+        return talks
 
-    def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
+    def _written(self, prompts: Prompts, max_tokens: int, temperature: float, batch_number: int) -> list[Said]:
         """Return the model's text after each prompt, and whether it ended."""
-        ends = self.text.end_ids
-        writer = TextWriter(self.model, ends, limit, temperature, self.args.seed)
-        found = []
-        for _, ids in writer.write(prompts, number * BATCH):
-            ended = ids[-1] in ends
-            words = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
-            found.append((words, ended))
-        return found
+        end_ids = self.text.end_ids
+        writer = TextWriter(self.model, end_ids, max_tokens, temperature, self.args.seed)
+        texts = []
+        for _, token_ids in writer.write(prompts, batch_number * BATCH_SIZE):
+            has_ended = token_ids[-1] in end_ids
+            text_ids = token_ids[:-1] if has_ended else token_ids
+            text = self.text.tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
+            texts.append((text, has_ended))
+        return texts
 
 
-def _question(text: str, ended: bool, closing: str) -> str:
+def _question(text: str, has_ended: bool, closing: str) -> str:
     """Return the text before the end of the user's turn in the template, or "" if it does not end or repeats itself."""
-    mark = closing.strip()
-    words, follows, _ = text.partition(mark) if mark else (text, "", "")
-    return words.strip() if (ended or follows) and not _repeats(words) else ""
+    turn_end = closing.strip()
+    question, has_mark, _ = text.partition(turn_end) if turn_end else (text, "", "")
+    return question.strip() if (has_ended or has_mark) and not _repeats(question) else ""
 
 
-def _repeats(words: str) -> bool:
-    content = words.encode()
-    return len(zlib.compress(content)) < REPEATING * len(content)
+def _repeats(text: str) -> bool:
+    content = text.encode()
+    return len(zlib.compress(content)) < REPETITIVE_SHARE * len(content)
 
 
 def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
@@ -88,26 +95,31 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     Existing batches are reused. Raises ValueError if the model has no chat template, or generates no conversations in
     it.
     """
-    folder, template, wanted = args.model_dir, args.template, args.own
-    if template == AUTO and chosen(template, folder) != OWN:
-        raise ValueError(f"the tokenizer in {folder} has no chat template, which --own requires; name the model's "
+    model_dir, template, num_wanted = args.model_dir, args.template, args.own
+    if template == AUTO and chosen(template, model_dir) != OWN:
+        raise ValueError(f"the tokenizer in {model_dir} has no chat template, which --own requires; name the model's "
                          "with --template")
-    sizes = BATCH, QUESTION, ANSWER
-    terms = json.dumps([mark(Checkpoint(folder)), template, args.seed, str(dtype), *sizes])
-    batches = args.out_dir / f"own-{digest(terms.encode())[:12]}"
+
+    sizes = BATCH_SIZE, MAX_QUESTION, MAX_ANSWER
+    terms = json.dumps([mark(Checkpoint(model_dir)), template, args.seed, str(dtype), *sizes])
+    batches_dir = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
-    found: dict[str, Any] = {}  # by question
-    with ProgressBar(total=wanted, desc="conversations", unit="talk") as bar:
-        for number in count():
-            for talk in kept(batches / f"{number}.pt", partial(talker.talks, number)):
-                found.setdefault(talk["messages"][0]["content"], talk)
-            bar.update(min(len(found), wanted) - bar.n)
-            if len(found) >= wanted:
+
+    talk_by_question: dict[str, Any] = {}
+    with ProgressBar(total=num_wanted, desc="conversations", unit="talk") as progress_bar:
+        for batch_number in count():
+            batch_path = batches_dir / f"{batch_number}.pt"
+            for talk in kept(batch_path, partial(talker.talks, batch_number)):
+                talk_by_question.setdefault(talk["messages"][0]["content"], talk)
+
+            progress_bar.update(min(len(talk_by_question), num_wanted) - progress_bar.n)
+            if len(talk_by_question) >= num_wanted:
                 break
-            if number > 3 and len(found) < number:
-                raise ValueError(f"the model in {folder} generates no conversations in the template {template}; give "
-                                 "--data, or the --template that it was trained with")
-    path: Path = args.out_dir / "own.jsonl"
-    talks = (json.dumps(talk, ensure_ascii=False) for talk in islice(found.values(), wanted))
-    replace(path, "\n".join([*talks, ""]).encode())
-    return path
+            if batch_number > 3 and len(talk_by_question) < batch_number:
+                raise ValueError(f"the model in {model_dir} generates no conversations in the template {template}; "
+                                 "give --data, or the --template that it was trained with")
+
+    own_path: Path = args.out_dir / "own.jsonl"
+    talk_lines = (json.dumps(talk, ensure_ascii=False) for talk in islice(talk_by_question.values(), num_wanted))
+    replace(own_path, "\n".join([*talk_lines, ""]).encode())
+    return own_path

@@ -16,8 +16,8 @@ from config.files import SPACE_REMEDY, make_private
 from model.weights.checkpoint import Checkpoint
 
 Terms = Mapping[str, Any]
-Made = TypeVar("Made")
-HALF = ".part"  # suffix of a file during writing
+Result = TypeVar("Result")
+PARTIAL_SUFFIX = ".part"  # suffix of a file during writing
 
 
 def digest(content: bytes) -> str:
@@ -33,25 +33,26 @@ def mark(source: Checkpoint, name: str = "") -> str:
 
 def settings(args: Namespace, left_out: Collection[str]) -> dict[str, Any]:
     """Return the arguments of a command except those that do not affect its result."""
-    return {name: value for name, value in vars(args).items() if name not in left_out}
+    return {option_name: value for option_name, value in vars(args).items() if option_name not in left_out}
 
 
-def check(path: Path, found: Terms, wanted: Terms, other: str) -> None:
-    """Raise ValueError if the terms `found` in a file are not those `wanted`; `other` names the alternative."""
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            raise ValueError(f"{path} belongs to a training with {name}={found.get(name)!r} instead of "
-                             f"{wanted.get(name)!r}; repeat the same command as then, or give {other}")
+def check(path: Path, file_terms: Terms, expected_terms: Terms, alternative: str) -> None:
+    """Raise ValueError if the terms in a file are not the expected ones; `alternative` says what to give instead."""
+    for term_name in sorted(file_terms.keys() | expected_terms.keys()):
+        in_file, expected = file_terms.get(term_name), expected_terms.get(term_name)
+        if in_file != expected:
+            raise ValueError(f"{path} belongs to a training with {term_name}={in_file!r} instead of {expected!r}; "
+                             f"repeat the same command as then, or give {alternative}")
 
 
-def kept(path: Path, make: Callable[[], Made]) -> Made:
+def kept(path: Path, make: Callable[[], Result]) -> Result:
     """Return the result of an earlier call from a file; if the file is missing or damaged, call `make` and write it."""
     with suppress(Exception):  # torch does not document what it raises on a damaged file
         return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
-    made = make()
+    result = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    store(path, made)
-    return made
+    store(path, result)
+    return result
 
 
 def store(path: Path, content: object) -> None:
@@ -59,12 +60,12 @@ def store(path: Path, content: object) -> None:
 
     Only its user may read it, since it may hold conversations. Raises ValueError if it cannot be written.
     """
-    place = path.resolve()  # so that a link stays
-    new = place.with_name(place.name + HALF)
+    real_path = path.resolve()  # so that a link stays
+    new_path = real_path.with_name(real_path.name + PARTIAL_SUFFIX)
     try:
-        make_private(new)
-        torch.save(content, new)
-        new.replace(place)
+        make_private(new_path)
+        torch.save(content, new_path)
+        new_path.replace(real_path)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
-        new.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
         raise ValueError(f"{path} cannot be written ({str(error).splitlines()[0]}): {SPACE_REMEDY}") from None

@@ -38,37 +38,42 @@ def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
     return model.to(device, torch.float32).eval()  # type: ignore[no-any-return, call-arg]
 
 
-def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
-    """Return a pipeline of one stage in this process, for `requests` requests at once of at most `capacity` rows each.
-    A draft reads the inputs of its `inner` layers."""
-    stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, num_requests=requests)
+def ring_of(model: Whole, capacity: int, inner_layers: Sequence[int] = (), num_requests: int = 1) -> Ring:
+    """Return a pipeline of one stage in this process, for requests of at most `capacity` rows each.
+
+    It has at most `num_requests` at once. A draft reads the inputs of the layers `inner_layers`.
+    """
+    stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner_layers, num_requests=num_requests)
     return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
 
 class TextWriter:
     """A target that generates texts, by greedy decoding or sampled at a temperature."""
 
-    def __init__(self, model: Whole, ends: Collection[int], limit: int, temperature: float, seed: int) -> None:
-        self.model, self.ends, self.limit = model, frozenset(ends), limit
+    def __init__(self, model: Whole, end_ids: Collection[int], max_new_tokens: int,
+                 temperature: float, seed: int) -> None:
+        self.model, self.end_ids, self.max_new_tokens = model, frozenset(end_ids), max_new_tokens
         self.temperature, self.seed = temperature, seed
 
     @torch.no_grad()
-    def write(self, prompts: Prompts, first: int = 0) -> Iterator[SampledText]:
-        """Yield the texts for some prompts, numbered from `first`; the number determines the noise of sampling.
+    def write(self, prompts: Prompts, first_number: int = 0) -> Iterator[SampledText]:
+        """Yield the texts for some prompts, numbered from `first_number`; the number determines the noise of sampling.
 
         When one text ends, the next one begins in its place.
         """
-        length = max(map(len, prompts)) + self.limit
-        ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
-        limits = PipelineLimits(length, WRITTEN_AT_ONCE)
+        max_length = max(map(len, prompts)) + self.max_new_tokens
+        ring = ring_of(self.model, max_length, num_requests=WRITTEN_AT_ONCE)
+        limits = PipelineLimits(max_length, WRITTEN_AT_ONCE)
         decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
-        written = []
-        for place, prompt in enumerate(prompts, first):
+
+        submitted = []
+        for text_number, prompt in enumerate(prompts, first_number):
             # not a sum: neighbouring seeds would give the same texts, shifted by one place
-            own = np.random.SeedSequence((self.seed, place)).generate_state(1, np.uint64)
-            sampler = Sampler(self.temperature, seed=int(own[0]))
-            written.append(decoder.submit(Request(prompt, sampler, self.limit, self.ends)))
-        for prompt, (answer, settled) in zip(prompts, written):
+            noise_seed = np.random.SeedSequence((self.seed, text_number)).generate_state(1, np.uint64)
+            sampler = Sampler(self.temperature, seed=int(noise_seed[0]))
+            submitted.append(decoder.submit(Request(prompt, sampler, self.max_new_tokens, self.end_ids)))
+
+        for prompt, (answer, settled) in zip(prompts, submitted):
             for _ in settled:
                 pass
             yield SampledText(prompt, answer.token_ids)

@@ -71,7 +71,7 @@ def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_di
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.float32, torch.device("cpu"))
     head = heads.new_head(teacher, heads.describe(teacher), None, plan.seed)
-    parts = [*teacher_parts(plan.steps - plan.own, noise=0.1, word_weight=0.1), own_part(plan.own)]
+    parts = [*teacher_parts(plan.steps - plan.own_steps, noise=0.1, word_weight=0.1), own_part(plan.own_steps)]
     tasks = [Task(teacher, head, part) for part in parts]
     needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
     rows, course = dialogues(work, base_dir, needed), begin(plan, head, work)

@@ -41,14 +41,14 @@ from train.own import make_own
 from train.terms import digest, mark, settings
 
 RECORD = "training.json"
-CPU = Path("/proc/cpuinfo")
-FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16, in about half the time
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16, in about half the time
 # The rates of EAGLE's authors for a head of size 4096. Adam's step does not depend on the width, so a narrower layer
 # takes a larger rate.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads", "accumulate")
-KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
+TASK_KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
 BEST = "its best guess is the model's"
 FEATURES = "features"  # folder with the base's features of each conversation
 
@@ -56,20 +56,21 @@ FEATURES = "features"  # folder with the base's features of each conversation
 def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
     """Return the number type and the device of the command; auto is bfloat16 wherever that is faster."""
     device = device_named(args.device, "--device ")
-    name = args.dtype
-    if name == "auto":
-        flags = CPU.read_text().split() if CPU.is_file() else ()
-        name = "bfloat16" if device.type == "cuda" or FAST.intersection(flags) else "float32"
-    return getattr(torch, name), device
+    dtype_name = args.dtype
+    if dtype_name == "auto":
+        cpu_flags = CPU_INFO.read_text().split() if CPU_INFO.is_file() else ()
+        dtype_name = "bfloat16" if device.type == "cuda" or BFLOAT16_FLAGS.intersection(cpu_flags) else "float32"
+
+    return getattr(torch, dtype_name), device
 
 
 def open_teacher(args: Namespace) -> Teacher:
     """Open the base, in the number type and on the device of the command."""
     dtype, device = arithmetic(args)
-    folder = args.out_dir / FEATURES if args.keep_features else None
-    name = str(dtype).partition(".")[2]
-    print(f"{args.model_dir}: template {args.template}, {name} on {device}", flush=True)
-    return Teacher(Unfolded(args.model_dir), dtype, device, folder)
+    features_dir = args.out_dir / FEATURES if args.keep_features else None
+    dtype_name = str(dtype).partition(".")[2]
+    print(f"{args.model_dir}: template {args.template}, {dtype_name} on {device}", flush=True)
+    return Teacher(Unfolded(args.model_dir), dtype, device, features_dir)
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
@@ -78,90 +79,102 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
     The mask of a block is the least used token of the answers.
     """
     if args.block:
-        mask = int(heads.counts(rows, teacher.config.vocab).argmin())
-        form = BlockForm(teacher.inner, args.block, mask)
+        mask_id = int(heads.counts(rows, teacher.config.vocab).argmin())
+        form = BlockForm(teacher.inner, args.block, mask_id)
         config = heads.describe_block(teacher, form, args.layers)
         return config, heads.new_head(teacher, config, None, args.seed)
+
     if args.partial:
         return open_partial(args, teacher, rows)
+
     if args.given:
         source = Checkpoint(args.given)
-        return dict(source.config), heads.load_given(teacher, source)
-    own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
-    config = heads.describe(teacher, None if own is None else len(own), args.dialect or "eagle3")
-    return config, heads.new_head(teacher, config, own, args.seed)
+        return dict(source.config), heads.load_trained(teacher, source)
+
+    word_ids = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
+    vocab_size = None if word_ids is None else len(word_ids)
+    config = heads.describe(teacher, vocab_size, args.dialect or "eagle3")
+    return config, heads.new_head(teacher, config, word_ids, args.seed)
 
 
 def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
     """Return a head for partial features, initialized with the layer and the words of the head of --from, if given."""
-    given = heads.load_given(teacher, Checkpoint(args.given)) if args.given else None
-    if isinstance(given, Eagle3Head):
-        own = heads.known_words(given)
+    given_head = heads.load_trained(teacher, Checkpoint(args.given)) if args.given else None
+    if isinstance(given_head, Eagle3Head):
+        word_ids = heads.known_words(given_head)
     else:
-        own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
+        word_ids = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
+
     layers = stage_ends(args.partial, teacher.config.layers)
-    config = heads.describe_partial(teacher, len(own), layers)
-    head = heads.new_head(teacher, config, own, args.seed)
-    if given is not None:
-        heads.inherit(head, given)
+    config = heads.describe_partial(teacher, len(word_ids), layers)
+    head = heads.new_head(teacher, config, word_ids, args.seed)
+
+    if given_head is not None:
+        heads.inherit(head, given_head)
     return config, head
 
 
-def open_parts(args: Namespace, rows: int, third: bool, stages: int = 0) -> list[Objective]:
-    """Return the parts of a training on `rows` conversations. `third`: an EAGLE-3 head; `stages`: of SPD, or 0."""
-    first, own = (math.ceil(epochs * rows / args.batch) or 1
-                  for epochs in (args.epochs, args.own_epochs))
+def open_parts(args: Namespace, num_rows: int, is_eagle3: bool, num_stages: int = 0) -> list[Objective]:
+    """Return the parts of a training on `num_rows` conversations; `num_stages` is 0 except for an SPD head."""
+    first_steps = math.ceil(args.epochs * num_rows / args.batch) or 1
+    own_steps = math.ceil(args.own_epochs * num_rows / args.batch) or 1
     if args.block:
-        return [block_part(args.block, args.starts, first)]
-    if stages:
-        return [partial_part(stages, args.starts, first)]
-    noise = 0.0 if third else args.noise
-    if args.authors and third:
-        return [Objective(args.passes or 7, decay=0.8, steps=first)]
+        return [block_part(args.block, args.starts, first_steps)]
+    if num_stages:
+        return [partial_part(num_stages, args.starts, first_steps)]
+
+    noise = 0.0 if is_eagle3 else args.noise
+    if args.authors and is_eagle3:
+        return [Objective(args.passes or 7, decay=0.8, steps=first_steps)]
     if args.authors:
-        return [Objective(args.passes or 1, noise=noise, word_weight=args.word_weight, steps=first)]
-    last = own_part(own, args.passes or PASSES, args.starts)
-    return [last] if args.given else [*teacher_parts(first, noise, args.word_weight), last]
+        return [Objective(args.passes or 1, noise=noise, word_weight=args.word_weight, steps=first_steps)]
+
+    last_part = own_part(own_steps, args.passes or PASSES, args.starts)
+    return [last_part] if args.given else [*teacher_parts(first_steps, noise, args.word_weight), last_part]
 
 
 def open_course(args: Namespace, task: Task, parts: list[Objective], accelerator: Accelerator) -> Course:
     """Return the training of the task's head in these parts, resumed from its checkpoint if one exists."""
-    teacher, steps = task.teacher, sum(part.steps for part in parts)
-    own = sum(part.steps for part in parts if part.own)
-    usual = RATE if type(task) is Task else RATE_EAGLE3
-    rate = usual / teacher.config.hidden if args.rate is None else args.rate
-    warm_up = max(1, steps // 20)
-    plan = Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
-    given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
-    data = digest(args.data.read_bytes())
-    terms = {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given, "data": data}
+    teacher, num_steps = task.teacher, sum(part.steps for part in parts)
+    own_steps = sum(part.steps for part in parts if part.reads_own_outputs)
+    usual_rate = RATE if type(task) is Task else RATE_EAGLE3
+    rate = usual_rate / teacher.config.hidden if args.rate is None else args.rate
+    warm_up = max(1, num_steps // 20)
+    hyperparameters = Hyperparameters("head", num_steps, rate, warm_up=warm_up, own_steps=own_steps,
+                                      saved_every=args.save_every)
+
+    given_mark = mark(Checkpoint(args.given), "fc.weight") if args.given else None
+    data_digest = digest(args.data.read_bytes())
+    terms = {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given_mark, "data": data_digest}
     if accelerator.gradient_accumulation_steps > 1:
         terms["accumulated"] = accelerator.gradient_accumulation_steps
-    return Course(plan, task.head, args.out_dir / CHECKPOINT, terms, accelerator)
+    return Course(hyperparameters, task.head, args.out_dir / CHECKPOINT, terms, accelerator)
 
 
 def check_base(args: Namespace) -> int:
     """Return the base's positions. Raise ValueError if it does not fit this kind of head, or the head of --from."""
     base = Checkpoint(args.model_dir)
-    sizes = LlamaConfig.read(base.config)
+    base_sizes = LlamaConfig.read(base.config)
     if args.partial:
-        stage_ends(args.partial, sizes.layers)
+        stage_ends(args.partial, base_sizes.layers)
     if args.given:
-        given = fit_head(Checkpoint(args.given), base.config)
-        if isinstance(given, (MtpHead, DFlashHead)):
+        given_head = fit_head(Checkpoint(args.given), base.config)
+        if isinstance(given_head, (MtpHead, DFlashHead)):
             raise ValueError(f"the head in {args.given} is not an EAGLE head, and --from supports no others; omit "
                              "--from")
-        third = isinstance(given, Eagle3Head)
-        if isinstance(given, Eagle3Head) and given.dialect.partial and not args.partial:
+
+        is_eagle3 = isinstance(given_head, Eagle3Head)
+        if isinstance(given_head, Eagle3Head) and given_head.dialect.partial and not args.partial:
             raise ValueError(f"the head in {args.given} is an SPD head; add --partial STAGES")
-        if (args.eagle3 or args.partial) and not third:
-            asked = "--partial" if args.partial else "--eagle3"
-            raise ValueError(f"the head in {args.given} is an EAGLE-1/2 head; omit {asked}")
-    elif (args.eagle3 or args.block) and not usual_layers(sizes.layers):
-        asked = "--block" if args.block else "--eagle3"
-        raise ValueError(f"a head of {asked} needs a model of at least 7 layers, and the one in {args.model_dir} has "
-                         f"{sizes.layers}; omit {asked}")
-    return sizes.context
+        if (args.eagle3 or args.partial) and not is_eagle3:
+            option = "--partial" if args.partial else "--eagle3"
+            raise ValueError(f"the head in {args.given} is an EAGLE-1/2 head; omit {option}")
+    elif (args.eagle3 or args.block) and not usual_layers(base_sizes.layers):
+        option = "--block" if args.block else "--eagle3"
+        raise ValueError(f"a head of {option} needs a model of at least 7 layers, and the one in {args.model_dir} has "
+                         f"{base_sizes.layers}; omit {option}")
+
+    return base_sizes.context
 
 
 def train(args: Namespace) -> None:
@@ -180,50 +193,53 @@ def train(args: Namespace) -> None:
 
 def _train(args: Namespace, accelerator: Accelerator) -> None:
     prepare(args, args.out_dir, "choose another folder", "config.json", RECORD)
-    context = check_base(args)
+    context_length = check_base(args)
     with accelerator.main_process_first():  # the others read what it has written
         if args.own:
             args.data = make_own(args, *arithmetic(args))
         args.template = chosen(args.template, args.model_dir)
-        lessons = read_lessons(args, context)
+        lessons = read_lessons(args, context_length)
 
     rows, num_batches = lessons.rows, accelerator.gradient_accumulation_steps
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
-    kind = PartialTask if args.partial else KINDS[type(head)]
-    stages = len(head.inner) if args.partial else 0
-    parts = open_parts(args, math.ceil(len(rows) / num_batches), kind is not Task, stages)
-    tasks = [kind(teacher, head, part) for part in parts]
+
+    task_kind = PartialTask if args.partial else TASK_KINDS[type(head)]
+    num_stages = len(head.inner) if args.partial else 0
+    parts = open_parts(args, math.ceil(len(rows) / num_batches), task_kind is not Task, num_stages)
+    tasks = [task_kind(teacher, head, part) for part in parts]
     course = open_course(args, tasks[-1], parts, accelerator)
 
-    def lesson(batch: int) -> dict[str, float]:
-        some = batch_at(batch, rows, args.batch, args.seed)
-        task = tasks[part_at(batch // num_batches, parts)]
-        return task.learn(some, (args.seed, batch), course.share)
+    def lesson(batch_index: int) -> dict[str, float]:
+        batch_rows = batch_at(batch_index, rows, args.batch, args.seed)
+        task = tasks[part_at(batch_index // num_batches, parts)]
+        return task.learn(batch_rows, (args.seed, batch_index), course.share)
 
     course.run(lesson)
+
     if not course.share.writes:
         return
     if not (args.block or args.partial):
         config["unrolled_passes"] = parts[-1].passes
+
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
-    for path in args.out_dir.glob(LESSON_FILES):
-        path.unlink()
+    for lessons_path in args.out_dir.glob(LESSON_FILES):
+        lessons_path.unlink()
     rmtree(args.out_dir / FEATURES, ignore_errors=True)
 
 
 def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
     """Write the head into OUT_DIR, in the base's number type, or bfloat16 if it was trained in that. The head of --from
     keeps its number type, and its embedding if it has one."""
-    teacher, borrows = task.teacher, True
+    teacher, borrows_base = task.teacher, True
     dtype = teacher.written
     if args.given:
-        source = Checkpoint(args.given)
-        dtype = source.form("fc.weight").dtype
-        borrows = borrows_embedding(source, teacher.source.config)
-    described = heads.nested(config, teacher.source.config)
-    heads.write(task.head, described, args.out_dir, dtype, borrows)
+        given_checkpoint = Checkpoint(args.given)
+        dtype = given_checkpoint.form("fc.weight").dtype
+        borrows_base = borrows_embedding(given_checkpoint, teacher.source.config)
+    written_config = heads.nested(config, teacher.source.config)
+    heads.write(task.head, written_config, args.out_dir, dtype, borrows_base)
 
 
 def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:
@@ -237,19 +253,22 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         "conversations": len(lessons.rows),
         **course.terms}
     print(f"{args.out_dir}: {course.step} steps of {args.batch} conversations, {course.seconds:.0f} s")
+
     if lessons.prompts:
-        longest = min(task.teacher.config.context, args.length)
-        decoder = open_decoder(task.teacher, args.out_dir, longest)
-        rows, length = evaluate(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+        max_length = min(task.teacher.config.context, args.length)
+        decoder = open_decoder(task.teacher, args.out_dir, max_length)
+        rows, accepted_length = evaluate(decoder, lessons.prompts, lessons.end_ids, NEW_TOKENS)
         depths = task.depths
         agreement = task.agreement(rows, depths)
         print(f"  held out, {task.counted_by:<46}" + " ".join(f"{depth:>5}" for depth in depths))
-        print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
-        print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, "
-              "trees of 60 nodes)")
-        figures = [round(found, 4) for found in agreement]
-        record.update(held_out_agreement=dict(zip(map(str, depths), figures)),
-                      held_out_accepted_length=round(length, 3), held_out_answers=len(rows))
+        print(f"  {BEST:<56}" + " ".join(f"{share:5.3f}" for share in agreement))
+        print(f"  {'mean accepted length':<56}{accepted_length:5.2f}  (with the model's own token; {len(rows)} "
+              "answers, trees of 60 nodes)")
+
+        agreement_shares = [round(share, 4) for share in agreement]
+        record.update(held_out_agreement=dict(zip(map(str, depths), agreement_shares)),
+                      held_out_accepted_length=round(accepted_length, 3), held_out_answers=len(rows))
+
     write_json(args.out_dir / RECORD, record)
 
 

@@ -33,10 +33,11 @@ DIALECTS: dict[str, Config] = {  # of EAGLE-3: the fields of a config.json in ad
     "speculators": {"architectures": ["Eagle3Speculator"], KIND: "eagle3", "norm_before_residual": True,
                     "norm_before_fc": True, "norm_output": True},
 }
-NUMBERED = ("Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")  # these call their first layer layers.0
-OUTSIDE = ("architectures", "draft_vocab_size", "target_hidden_size", "unrolled_passes", KIND, *LAYERS, *NORMS)
-LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
-SIZES = {  # fields of a `config.json`, and their names in LlamaConfig
+# These architectures call their first layer layers.0.
+NUMBERED_LAYER_HEADS = ("Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+OUTER_FIELDS = ("architectures", "draft_vocab_size", "target_hidden_size", "unrolled_passes", KIND, *LAYERS, *NORMS)
+LAYER_FIELDS = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
+SIZE_FIELDS = {  # fields of a `config.json`, and their names in LlamaConfig
     "hidden_size": "hidden",
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
@@ -48,42 +49,48 @@ SIZES = {  # fields of a `config.json`, and their names in LlamaConfig
     "vocab_size": "vocab"}
 
 
-def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3") -> Config:
-    """Return the `config.json` of a head for this base: of EAGLE-3 with `vocab` words, or of EAGLE-1/2 if it is None.
+def describe(teacher: Teacher, vocab_size: int | None = None, dialect: str = "eagle3") -> Config:
+    """Return the `config.json` of a head for this base: of EAGLE-3 with `vocab_size` words, or of EAGLE-1/2 if None.
 
     A head is one layer of a LLaMA for every family of base.
     """
-    c, files = teacher.config, teacher.source.config
-    found: Config = dict(LAYER)
-    for field, size in SIZES.items():
-        found[field] = getattr(c, size)
-    is_usual = c.scaling and c.rope != "longrope"  # its factors only fit the partial rotation of the base
-    found["rope_scaling"] = {"rope_type": c.rope, **c.scaling} if is_usual else None
-    found["torch_dtype"] = str(teacher.written).partition(".")[2]
-    for name in ("bos_token_id", "eos_token_id"):
-        found[name] = files.get(name)
-    if vocab is None:
-        return {**found, "architectures": ["LlamaForCausalLM"]}
-    return {**found, "draft_vocab_size": vocab, **DIALECTS[dialect]}
+    base_sizes, base_config = teacher.config, teacher.source.config
+    head_config: Config = dict(LAYER_FIELDS)
+    for field_name, size_name in SIZE_FIELDS.items():
+        head_config[field_name] = getattr(base_sizes, size_name)
+
+    # the factors of longrope only fit the partial rotation of the base
+    is_usual = base_sizes.scaling and base_sizes.rope != "longrope"
+    head_config["rope_scaling"] = {"rope_type": base_sizes.rope, **base_sizes.scaling} if is_usual else None
+    head_config["torch_dtype"] = str(teacher.written).partition(".")[2]
+    for token_name in ("bos_token_id", "eos_token_id"):
+        head_config[token_name] = base_config.get(token_name)
+
+    if vocab_size is None:
+        return {**head_config, "architectures": ["LlamaForCausalLM"]}
+    return {**head_config, "draft_vocab_size": vocab_size, **DIALECTS[dialect]}
 
 
-def nested(config: Config, base: Config) -> Config:
+def nested(config: Config, base_config: Config) -> Config:
     """Return a `config.json` in its dialect's form: speculators nests the sizes of the layers, and names the base."""
     if KIND not in config:
         return config
-    known: Config = {"architectures": base.get("architectures"), "name_or_path": base.get("_name_or_path")}
-    outside = {name: config[name] for name in OUTSIDE if name in config}
-    own = (*outside, "speculators_config", "transformer_layer_config")
-    inside = {name: value for name, value in config.items() if name not in own and value is not None}
-    return {**outside, "speculators_config": config.get("speculators_config") or {"verifier": known},
-            "transformer_layer_config": inside}
+
+    base_names: Config = {"architectures": base_config.get("architectures"),
+                          "name_or_path": base_config.get("_name_or_path")}
+    outer_fields = {name: config[name] for name in OUTER_FIELDS if name in config}
+    outer_names = (*outer_fields, "speculators_config", "transformer_layer_config")
+
+    layer_fields = {name: value for name, value in config.items() if name not in outer_names and value is not None}
+    speculators_config = config.get("speculators_config") or {"verifier": base_names}
+    return {**outer_fields, "speculators_config": speculators_config, "transformer_layer_config": layer_fields}
 
 
 def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
     """Return the `config.json` of a DFlash head for this base, with layers of Qwen3."""
-    inside = {"mask_token_id": form.mask, "target_layer_ids": [number - 1 for number in form.inner]}
+    dflash_fields = {"mask_token_id": form.mask, "target_layer_ids": [layer - 1 for layer in form.inner]}
     return {**describe(teacher), "architectures": [DFLASH], "model_type": "qwen3", "num_hidden_layers": layers,
-            "num_target_layers": teacher.config.layers, "block_size": form.size, NESTED_KEYS: inside}
+            "num_target_layers": teacher.config.layers, "block_size": form.size, NESTED_KEYS: dflash_fields}
 
 
 def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Config:
@@ -93,66 +100,68 @@ def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Con
 
 def known_words(head: Eagle3Head) -> Tensor:
     """Return the base's ids of the words that an EAGLE-3 head knows, in the order of its own ids."""
-    own = torch.arange(head.lm_head.out_features)
-    return own if head.shift is None else own + head.shift.cpu()
+    word_ids = torch.arange(head.lm_head.out_features)
+    return word_ids if head.shift is None else word_ids + head.shift.cpu()
 
 
-def counts(rows: Iterable[TokenRow], known: int) -> Tensor:
-    """Return how often answers use each of `known` tokens."""
-    found = torch.zeros(known, dtype=torch.long)
+def counts(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
+    """Return how often answers use each of `vocab_size` tokens."""
+    token_counts = torch.zeros(vocab_size, dtype=torch.long)
     for row in rows:
-        found += torch.bincount(row.ids[row.answers].long(), minlength=known)
-    return found
+        token_counts += torch.bincount(row.ids[row.answers].long(), minlength=vocab_size)
+    return token_counts
 
 
-def vocabulary(rows: Iterable[TokenRow], size: int, known: int) -> Tensor:
-    """Return the `size` most used of `known` tokens in answers, in the order of their ids; ties go to the lower id."""
-    return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
+def vocabulary(rows: Iterable[TokenRow], num_words: int, vocab_size: int) -> Tensor:
+    """Return the `num_words` most used tokens in answers, in the order of their ids; ties go to the lower id."""
+    return counts(rows, vocab_size).argsort(descending=True, stable=True)[:num_words].sort().values
 
 
-def new_head(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Trainable:
+def new_head(teacher: Teacher, config: Config, word_ids: Tensor | None, seed: int) -> Trainable:
     """Return a new head to train, in float32 (float64 if the base is), with the base's frozen embedding.
 
-    The LM head of an EAGLE-3 head begins with the rows of the base's LM head for its words `own`.
+    The LM head of an EAGLE-3 head begins with the rows of the base's LM head for its words `word_ids`.
     """
-    c = LlamaConfig.read(config)
+    head_sizes = LlamaConfig.read(config)
     head: Trainable
     if is_block(config):
-        head = DFlashHead(c, read_block(config))
-    elif own is None:
-        head = EagleHead(c, bias=True)
+        head = DFlashHead(head_sizes, read_block(config))
+    elif word_ids is None:
+        head = EagleHead(head_sizes, bias=True)
     else:
         dialect = read_dialect(config, teacher.config.layers)
-        head = Eagle3Head(c, c.hidden, len(own), dialect)
+        head = Eagle3Head(head_sizes, head_sizes.hidden, len(word_ids), dialect)
+
     teacher.inner = head.inner or teacher.inner
     head.to_empty(device="cpu").to(_learning(teacher))
+
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        for part in head.modules():
-            if isinstance(part, nn.Linear):
-                part.reset_parameters()
-            elif isinstance(part, RMSNorm):
-                part.weight.fill_(1.0)
+        for module in head.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+            elif isinstance(module, RMSNorm):
+                module.weight.fill_(1.0)
         head.embed_tokens.weight.copy_(teacher.embedding)
-        if isinstance(head, Eagle3Head) and own is not None:
-            head.lm_head.weight.copy_(teacher.lm_head.product.weight[own])
-            if len(own) < c.vocab:
-                head.shift = (own - torch.arange(len(own))).to(teacher.device)
+        if isinstance(head, Eagle3Head) and word_ids is not None:
+            head.lm_head.weight.copy_(teacher.lm_head.product.weight[word_ids])
+            if len(word_ids) < head_sizes.vocab:
+                head.shift = (word_ids - torch.arange(len(word_ids))).to(teacher.device)
     return _learner(head.to(teacher.device))
 
 
 @torch.no_grad()
-def inherit(head: Trainable, given: Trainable) -> None:
+def inherit(head: Trainable, given_head: Trainable) -> None:
     """Copy the weights of another head of the base into `head`, except those that read features, if their inner layers
     differ. Raise ValueError if the sizes differ."""
-    theirs = dict(given.named_parameters())
-    reading = () if head.inner == given.inner else ("fc.", "fc_norm.")
+    given_weights = dict(given_head.named_parameters())
+    skipped_prefixes = () if head.inner == given_head.inner else ("fc.", "fc_norm.")
     for name, parameter in head.named_parameters():
-        if name.startswith(reading):
+        if name.startswith(skipped_prefixes):
             continue
-        if name not in theirs or theirs[name].shape != parameter.shape:
+        if name not in given_weights or given_weights[name].shape != parameter.shape:
             raise ValueError(f"the head of --from has no {name} of the size that an SPD head needs; omit --from")
-        parameter.copy_(theirs[name])
+        parameter.copy_(given_weights[name])
 
 
 def _learning(teacher: Teacher) -> torch.dtype:
@@ -167,32 +176,33 @@ def _learner(head: Trainable) -> Trainable:
     return head
 
 
-def load_given(teacher: Teacher, source: Checkpoint) -> Trainable:
+def load_trained(teacher: Teacher, source: Checkpoint) -> Trainable:
     """Load a trained head of this base for further training, in the number type of a new one; its embedding is frozen.
     Raise ValueError if it does not fit."""
-    base, dtype = teacher.source.config, _learning(teacher)
-    head = load_head(source, base, lambda: teacher.embedding, dtype, teacher.device)
+    base_config, dtype = teacher.source.config, _learning(teacher)
+    head = load_head(source, base_config, lambda: teacher.embedding, dtype, teacher.device)
     assert isinstance(head, (EagleHead, Eagle3Head)), "the command has checked its kind"
     teacher.inner = head.inner or teacher.inner
     return _learner(head)
 
 
-def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
+def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows_embedding: bool = True) -> None:
     """Write config.json and model.safetensors, each atomically, with the names of tensors of the public heads.
 
-    If `borrows`, heads other than EAGLE-1/2 are written without the embedding, which is that of their base.
+    If `borrows_embedding`, heads other than EAGLE-1/2 are written without the embedding, which is that of their base.
     """
-    tensors = {name: p.detach().to("cpu", dtype)
-               for name, p in head.named_parameters()}
-    if borrows and not isinstance(head, EagleHead):
+    tensors = {name: parameter.detach().to("cpu", dtype) for name, parameter in head.named_parameters()}
+    if borrows_embedding and not isinstance(head, EagleHead):
         del tensors[OWN_EMBEDDING]
+
     if isinstance(head, Eagle3Head) and head.shift is not None:
         shift = head.shift.cpu()
         has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
         has_V[torch.arange(len(shift)) + shift] = True
         tensors.update(zip(MAPS, (shift, has_V)))
-    if config["architectures"][0] in NUMBERED:
-        tensors = {name.replace("midlayer.", "layers.0."): x for name, x in tensors.items()}
-    content = json.dumps(config, indent=2) + "\n"
-    store(folder / "config.json", content.encode())
+    if config["architectures"][0] in NUMBERED_LAYER_HEADS:
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+
+    config_text = json.dumps(config, indent=2) + "\n"
+    store(folder / "config.json", config_text.encode())
     store(folder / WEIGHTS, save(tensors, {"format": "pt"}))

@@ -28,28 +28,29 @@ Prompts = Sequence[Sequence[int]]
 Answered = Tuple[List[TokenRow], float]
 
 
-def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
-    """Return a decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
+def open_decoder(teacher: Teacher, folder: Path, max_length: int) -> Decoder:
+    """Return a decoder of the base with the head in `folder`, for texts of at most `max_length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
     assert not isinstance(head, MtpHead), "MTP heads are not trained here"
-    capacity = length + 8 * TREE.init.nodes
+
+    capacity = max_length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
     network = draft_with(head, teacher.lm_head, capacity)
     draft = network if network.by_level else Mixture([network])
-    return Decoder(ring, draft, serial, TREE, PipelineLimits(length))
+    return Decoder(ring, draft, serial, TREE, PipelineLimits(max_length))
 
 
 @torch.no_grad()
-def evaluate(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
-    """Return the base's answers to these prompts, of at most `new` tokens, at temperature 0, and the accepted length.
+def evaluate(decoder: Decoder, prompts: Prompts, end_ids: frozenset[int], max_new_tokens: int) -> Answered:
+    """Return the base's answers, of at most `max_new_tokens` tokens, at temperature 0, and the accepted length.
 
     The mean accepted length is tokens per verification, the base's own included (EAGLE's tau). The first token is not
     counted, since the prefill settles it.
     """
-    rows, lengths = [], []
+    rows, accepted_lengths = [], []
     for prompt in ProgressBar(prompts, desc="drafting", unit="answer", leave=False):
-        answer = decoder.complete(Request(prompt, max_new_tokens=new, end=ends))
+        answer = decoder.complete(Request(prompt, max_new_tokens=max_new_tokens, end=end_ids))
         rows.append(answer_row(prompt, answer.token_ids))
-        lengths += answer.accepted_lengths
-    return rows, sum(lengths) / len(lengths) if lengths else 1.0
+        accepted_lengths += answer.accepted_lengths
+    return rows, sum(accepted_lengths) / len(accepted_lengths) if accepted_lengths else 1.0

@@ -20,7 +20,7 @@ from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
 NEW_TOKENS = 128  # most tokens of an answer to a held-out question
-WORDS = ("template", "limit", "held_out", "judged", "seed")  # options of the command that determine the lessons
+LESSON_OPTIONS = ("template", "limit", "held_out", "judged", "seed")  # those that determine the lessons
 
 
 class Lessons(NamedTuple):
@@ -28,16 +28,16 @@ class Lessons(NamedTuple):
 
     rows: list[TokenRow]
     prompts: list[list[int]]
-    ends: frozenset[int]
+    end_ids: frozenset[int]
 
 
-def fingerprint(args: Namespace, length: int) -> str:
+def fingerprint(args: Namespace, max_length: int) -> str:
     """Return a hash of the data, the tokenizer and the options that determine the lessons."""
     files = [args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)]
-    existing = [path for path in files if path.is_file()]
-    hashes = {path.name: digest(read_bytes(path, READABLE_REMEDY)) for path in existing}
-    words = [getattr(args, name) for name in WORDS]
-    content = [digest(read_bytes(args.data, READABLE_REMEDY)), hashes, words, length]
+    existing_files = [path for path in files if path.is_file()]
+    hash_by_name = {path.name: digest(read_bytes(path, READABLE_REMEDY)) for path in existing_files}
+    option_values = [getattr(args, name) for name in LESSON_OPTIONS]
+    content = [digest(read_bytes(args.data, READABLE_REMEDY)), hash_by_name, option_values, max_length]
     return digest(json.dumps(content).encode())
 
 
@@ -46,35 +46,37 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
 
     Raises ValueError if they contain nothing to learn.
     """
-    length = min(args.length, context)
-    path = args.out_dir / LESSON_FILES.replace("*", fingerprint(args, length))
-    message = f"train_eagle: read the tokens of {{}} conversations from {path}"
+    max_length = min(args.length, context)
+    lessons_path = args.out_dir / LESSON_FILES.replace("*", fingerprint(args, max_length))
+    message = f"train_eagle: read the tokens of {{}} conversations from {lessons_path}"
 
-    def made() -> dict[str, Any]:
+    def tokenized() -> dict[str, Any]:
         nonlocal message
-        message = f"train_eagle: tokenized {{}} conversations; {path} keeps the tokens until the training ends"
-        return _tokenized(args, length)
+        message = f"train_eagle: tokenized {{}} conversations; {lessons_path} keeps the tokens until the training ends"
+        return _tokenized(args, max_length)
 
-    found = kept(path, made)
-    sizes = found["sizes"]
-    rows = map(TokenRow, found["ids"].split(sizes), found["answers"].split(sizes))
-    print(message.format(len(sizes)))
-    return Lessons(list(rows), found["prompts"], frozenset(found["ends"]))
+    saved = kept(lessons_path, tokenized)
+    row_sizes = saved["sizes"]
+    rows = map(TokenRow, saved["ids"].split(row_sizes), saved["answers"].split(row_sizes))
+    print(message.format(len(row_sizes)))
+    return Lessons(list(rows), saved["prompts"], frozenset(saved["ends"]))
 
 
-def _tokenized(args: Namespace, length: int) -> dict[str, Any]:
+def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
     """Tokenize the conversations, and return the lessons in as few tensors as possible."""
     text, talks = Text(args.model_dir), read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
     talks = talks[:args.limit]
-    wanted = max(1, round(len(talks) * args.held_out))
-    held = min(wanted, len(talks) - 1)
-    questions = [talk[:1] for talk in talks[:held][:args.judged]]
+
+    num_wanted = max(1, round(len(talks) * args.held_out))
+    num_held_out = min(num_wanted, len(talks) - 1)
+    questions = [talk[:1] for talk in talks[:num_held_out][:args.judged]]
     prompts = [text.prompt_ids(question, args.template) for question in questions]
-    rows = make_rows(text, talks[held:], args.template, length)
+    rows = make_rows(text, talks[num_held_out:], args.template, max_length)
+
     return {
         "sizes": [len(row.ids) for row in rows],
         "ids": torch.cat([row.ids for row in rows]),
         "answers": torch.cat([row.answers for row in rows]),
-        "prompts": [prompt for prompt in prompts if len(prompt) <= length - NEW_TOKENS],
+        "prompts": [prompt for prompt in prompts if len(prompt) <= max_length - NEW_TOKENS],
         "ends": sorted(text.end_ids)}

@@ -26,12 +26,12 @@ from train.course import WHOLE, BatchShare
 from train.data import Rows, TokenRow
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
-from train.eagle.unroll import Known, Trainable, unroll
+from train.eagle.unroll import KnownFeatures, Trainable, unroll
 
 PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)
-FIRST = 3.0  # weight of the pass over the target's features relative to each later one
-LIKELIEST = 64  # most likely words of the target that the second part compares with
+FIRST_WEIGHT = 3.0  # weight of the pass over the target's features relative to each later one
+NUM_LIKELIEST = 64  # most likely words of the target that the second part compares with
 # One pass over a row: the loss, summed over its words, and whether the head's best word is the base's, `[M]`.
 Mark = Tuple[Tensor, Tensor]
 
@@ -48,20 +48,20 @@ class Objective:
     noise: float = 0.0  # amplitude of the noise on the features that the head reads
     word_weight: float = 0.1  # weight of the words' loss relative to the features' loss, EAGLE-1/2
     steps: int = 0
-    own: bool = False  # whether this part trains on the head's own outputs, at half the rate
+    reads_own_outputs: bool = False  # whether this part trains on the head's own outputs, at half the rate
 
 
 def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Objective:
     """Return the part with passes over the head's own outputs, with gradients through all of them."""
-    return Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0, steps=steps,
-                     own=True)
+    return Objective(passes, first=FIRST_WEIGHT, starts=starts, likeliest=NUM_LIKELIEST, word_weight=1.0, steps=steps,
+                     reads_own_outputs=True)
 
 
 def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objective]:
     """Return the parts on the target's features (EAGLE, section 3.2); finally words count as much as features."""
-    short = steps // 4
-    return [Objective(1, noise=noise, word_weight=word_weight, steps=steps - short),
-            Objective(1, word_weight=1.0, steps=short)]
+    word_steps = steps // 4
+    return [Objective(1, noise=noise, word_weight=word_weight, steps=steps - word_steps),
+            Objective(1, word_weight=1.0, steps=word_steps)]
 
 
 def part_at(step: int, parts: Sequence[Objective]) -> int:
@@ -81,8 +81,8 @@ class Wanted(NamedTuple):
     def labels_at(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
         """Return the indices of those of the tokens `place_T` that have labels, and these labels."""
         at_TM = place_T[:, None] == self.place_M
-        found, chosen = at_TM.nonzero(as_tuple=True)
-        return found, Wanted(*(column[chosen] for column in self))
+        token_indices, label_indices = at_TM.nonzero(as_tuple=True)
+        return token_indices, Wanted(*(column[label_indices] for column in self))
 
 
 class Task:
@@ -94,7 +94,7 @@ class Task:
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
         self.method = method
-        self.own_V = torch.arange(teacher.config.vocab, device=teacher.device)  # the base's words that the head knows
+        self.known_V = torch.arange(teacher.config.vocab, device=teacher.device)  # the base's words that the head knows
 
     @property
     def depths(self) -> Sequence[int]:
@@ -112,42 +112,44 @@ class Task:
         assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no inner features"
         return inner_ND
 
-    def known(self, feature_MD: Tensor) -> Tensor:
+    def known_logits(self, feature_MD: Tensor) -> Tensor:
         """Return the base's logits of the words that the head knows."""
         return self.teacher.lm_head(feature_MD)  # type: ignore[no-any-return]
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         """Return the loss of the head's outputs, and the agreement of their best words."""
         off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
-        logits_MV = self.known(out_MD.to(self.teacher.dtype))
-        words, right_M = self.words(logits_MV, wanted)
-        return off_MD.mean(-1).sum() + self.method.word_weight * words, right_M
+        logits_MV = self.known_logits(out_MD.to(self.teacher.dtype))
+        word_loss, right_M = self.words(logits_MV, wanted)
+        return off_MD.mean(-1).sum() + self.method.word_weight * word_loss, right_M
 
     def words(self, logits_MV: Tensor, wanted: Wanted) -> Mark:
         """Return the loss of logits of the words that the head knows, and the agreement of the best words.
 
         A place has no loss if the head does not know the base's most likely word there.
         """
-        counts_M = torch.isin(wanted.word_M, self.own_V)
+        counts_M = torch.isin(wanted.word_M, self.known_V)
         gain_MV = wanted.chance_MV * logits_MV.float().log_softmax(-1)
-        best_M = self.own_V[logits_MV.argmax(-1)]
+        best_M = self.known_V[logits_MV.argmax(-1)]
         return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
 
     def marks(self, row: TokenRow, seed: Sequence[int]) -> list[Mark]:
         """Return the mark of each pass, in the teacher's number type; `seed` determines the noise and the starts."""
         teacher = self.teacher
-        half = teacher.dtype in (torch.float16, torch.bfloat16)
-        with torch.autocast(teacher.device.type, teacher.dtype if half else None, enabled=half):
+        is_half = teacher.dtype in (torch.float16, torch.bfloat16)
+
+        with torch.autocast(teacher.device.type, teacher.dtype if is_half else None, enabled=is_half):
             ids_N = row.ids.to(teacher.device, torch.long)
             last_ND, inner_ND, word_N = teacher.read(ids_N)
             wanted = self._wanted(row, last_ND, word_N)
             feature_ND = self.head_features(last_ND, inner_ND).to(self.head.fc.weight.dtype)
             if self.method.noise:
                 feature_ND = feature_ND + self._noise(feature_ND, seed)
+
             starts_A = self.starts(row, seed).to(ids_N.device)
             marks = []
-            for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
-                chosen_M, labels = wanted.labels_at(pairs_T[:len(out_TD)] + number + 1)
+            for pass_number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
+                chosen_M, labels = wanted.labels_at(pairs_T[:len(out_TD)] + pass_number + 1)
                 marks.append(self.judge(out_TD[chosen_M], labels))
             return marks
 
@@ -155,12 +157,14 @@ class Task:
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for each pass, the pairs where its rows start, and the head's outputs for these rows."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
-        passes = self.method.passes
-        made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A, self.known_later(feature_ND, starts_A))
-        for number, out_TD in enumerate(made):
-            yield starts_A if number else first_T, out_TD
+        num_passes = self.method.passes
 
-    def known_later(self, feature_ND: Tensor, starts_A: Tensor) -> Known | None:
+        known_features = self.later_features(feature_ND, starts_A)
+        outputs = unroll(self.head, ids_N[1:], feature_ND[:-1], num_passes, starts_A, known_features)
+        for pass_number, out_TD in enumerate(outputs):
+            yield starts_A if pass_number else first_T, out_TD
+
+    def later_features(self, feature_ND: Tensor, starts_A: Tensor) -> KnownFeatures | None:
         """Return the features that later passes read, or None if they read the head's previous outputs."""
         return None
 
@@ -169,30 +173,30 @@ class Task:
         answer that is followed by another."""
         if self.method.starts is None:
             return torch.arange(len(row.ids) - 1)
-        places = _guessing(row)
-        order = np.random.default_rng(seed).permutation(len(places))
-        chosen = torch.from_numpy(order[:self.method.starts])
-        return places[chosen.sort().values]
+        pairs = _guessing(row)
+        order = np.random.default_rng(seed).permutation(len(pairs))
+        chosen_indices = torch.from_numpy(order[:self.method.starts])
+        return pairs[chosen_indices.sort().values]
 
-    def weights(self, row: TokenRow, passes: int) -> list[float]:
+    def weights(self, row: TokenRow, num_passes: int) -> list[float]:
         """Return the weight of each pass over a row in the loss; a start also represents the places not chosen."""
         method = self.method
-        later = 1.0
+        later_weight = 1.0
         if method.starts is not None:
-            places = len(_guessing(row))
-            later = places / max(1, min(places, method.starts))
-        return [method.first, *(later * method.decay ** number for number in range(1, passes))]
+            num_places = len(_guessing(row))
+            later_weight = num_places / max(1, min(num_places, method.starts))
+        return [method.first, *(later_weight * method.decay ** pass_number for pass_number in range(1, num_passes))]
 
     @torch.no_grad()
     def _wanted(self, row: TokenRow, last_ND: Tensor, word_N: Tensor) -> Wanted:
         pair_M = row.answers[2:].nonzero()[:, 0]
         place_M = pair_M.to(last_ND.device) + 1
         feature_MD = last_ND[place_M]
-        known_MV = self.known(feature_MD).float()
-        if 0 < self.method.likeliest < known_MV.shape[-1]:
-            least_M = known_MV.topk(self.method.likeliest).values[:, -1]
-            known_MV = known_MV.masked_fill(known_MV < least_M[:, None], -math.inf)
-        return Wanted(place_M, feature_MD.float(), word_N[place_M], known_MV.softmax(-1))
+        logits_MV = self.known_logits(feature_MD).float()
+        if 0 < self.method.likeliest < logits_MV.shape[-1]:
+            least_M = logits_MV.topk(self.method.likeliest).values[:, -1]
+            logits_MV = logits_MV.masked_fill(logits_MV < least_M[:, None], -math.inf)
+        return Wanted(place_M, feature_MD.float(), word_N[place_M], logits_MV.softmax(-1))
 
     @torch.enable_grad()
     def learn(self, rows: Rows, seed: Sequence[int], share: BatchShare = WHOLE) -> dict[str, float]:
@@ -200,41 +204,44 @@ class Task:
 
         `seed` sets noise and starts. The mean over all processes is the batch's.
         """
-        size = sum(self.size(row) for row in rows) / share.num_processes
-        whole = 0.0
-        right = total_words = 0
-        for number, row in share.of(rows):
-            marks = self.marks(row, (*seed, number))
+        batch_size = sum(self.size(row) for row in rows) / share.num_processes
+        batch_loss = 0.0
+        num_agreeing = num_words = 0
+
+        for row_number, row in share.of(rows):
+            marks = self.marks(row, (*seed, row_number))
             weights = self.weights(row, len(marks))
             losses = [loss * weight for (loss, _), weight in zip(marks, weights)]
-            total = torch.stack(losses).sum() / size
-            share.backward(total)
-            whole += float(total.detach())
+            row_loss = torch.stack(losses).sum() / batch_size
+            share.backward(row_loss)
+            batch_loss += float(row_loss.detach())
+
             _, right_M = marks[0]
-            right += int(right_M.sum())
-            total_words += len(right_M)
-        return {"loss": whole, "agreement": right / max(total_words, 1)}
+            num_agreeing += int(right_M.sum())
+            num_words += len(right_M)
+
+        return {"loss": batch_loss, "agreement": num_agreeing / max(num_words, 1)}
 
     def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
         """Return noise for these features, which depends on the seed only."""
-        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
-        whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
-        generator = torch.Generator(feature_ND.device).manual_seed(whole)
+        seed_state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+        int_seed = int(seed_state[0] >> np.uint64(1))  # torch takes 63 bits
+        generator = torch.Generator(feature_ND.device).manual_seed(int_seed)
         off_ND = torch.empty_like(feature_ND).uniform_(generator=generator)
         return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
     def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
         """Return the share of words where the head agrees with the base, by the number of own guesses before them."""
-        passes = max(depths) + 1
-        right, words = [0] * passes, [0] * passes
-        every = Objective(passes, starts=sys.maxsize)
-        test = type(self)(self.teacher, self.head, every)
+        num_passes = max(depths) + 1
+        num_agreeing, num_words = [0] * num_passes, [0] * num_passes
+        objective = Objective(num_passes, starts=sys.maxsize)
+        test_task = type(self)(self.teacher, self.head, objective)
         for row in rows:
-            for number, (_, right_M) in enumerate(test.marks(row, (0,))):
-                right[number] += int(right_M.sum())
-                words[number] += len(right_M)
-        return [right[depth] / max(words[depth], 1) for depth in depths]
+            for pass_number, (_, right_M) in enumerate(test_task.marks(row, (0,))):
+                num_agreeing[pass_number] += int(right_M.sum())
+                num_words[pass_number] += len(right_M)
+        return [num_agreeing[depth] / max(num_words[depth], 1) for depth in depths]
 
 
 def _guessing(row: TokenRow) -> Tensor:
@@ -249,13 +256,13 @@ class WordTask(Task):
 
     def __init__(self, teacher: Teacher, head: Eagle3Head, method: Objective) -> None:
         super().__init__(teacher, head, method)
-        self.own_V = known_words(head).to(teacher.device)
-        self._known_VD = teacher.lm_head.product.weight[self.own_V].detach()
+        self.known_V = known_words(head).to(teacher.device)
+        self._known_VD = teacher.lm_head.product.weight[self.known_V].detach()
 
     def size(self, row: TokenRow) -> int:
         return len(row.ids) - 1
 
-    def known(self, feature_MD: Tensor) -> Tensor:
+    def known_logits(self, feature_MD: Tensor) -> Tensor:
         return F.linear(feature_MD, self._known_VD)
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:

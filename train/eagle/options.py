@@ -42,65 +42,77 @@ CHECKPOINT = "training.pt"
 
 
 def parser() -> Options:
-    made = Options("train_eagle", ABOUT, EXAMPLE)
-    add = made.add_argument
+    option_parser = Options("train_eagle", ABOUT, EXAMPLE)
+    add = option_parser.add_argument
     add("model_dir", metavar="MODEL_DIR", type=Path, help="the model in Hugging Face format, with its tokenizer")
     add("out_dir", metavar="OUT_DIR", type=Path, help="folder for the head and the checkpoint of its training")
-    source = made.add_mutually_exclusive_group(required=True)
+
+    source = option_parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", metavar="FILE", type=Path, help="conversations, one JSON object per line")
     source.add_argument("--own", type=int, metavar="N", help="let the model generate N conversations, questions and "
                         "answers, and write them to OUT_DIR/own.jsonl")
-    made.bounds["--own"] = (2, 1 << 40)
+    option_parser.bounds["--own"] = (2, 1 << 40)
+
     add("--keep-features", action="store_true", help="keep the model's features of each conversation in "
         "OUT_DIR/features until the training ends (about 8 bytes per token and hidden unit), to compute them once")
     add("--eagle3", action="store_true", help="train an EAGLE-3 head (the model needs 7 layers); default: EAGLE-1/2")
-    made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "train a DFlash head (7 layers, too), with blocks "
-                "of N tokens, including the one before the guesses; it has one part, of --epochs")
+    block_sizes = BLOCK_SIZES[0], BLOCK_SIZES[-1]
+    option_parser.number("--block", block_sizes, None, "train a DFlash head (7 layers, too), with "
+                         "blocks of N tokens, including the one before the guesses; it has one part, of --epochs")
     add("--partial", metavar="STAGES", default="", help="train an SPD head for draft=spd, which reads features of "
         "guesses under way. STAGES is the number of stages, or their layers such as 0+8+8+7+7, as in the key stages. "
         "It has one part, of --epochs, and begins with the layer of --from")
-    made.number("--layers", (1, 64), 2, "layers of a DFlash head (2; its authors' have 5)")
+    option_parser.number("--layers", (1, 64), 2, "layers of a DFlash head (2; its authors' have 5)")
     add("--dialect", choices=list(DIALECTS), help="train an EAGLE-3 head in this form: eagle3, as published by EAGLE, "
         "SpecForge and AngelSlim; eagle3.1, with its norms; vllm; speculators, nested and with its norms")
+
     add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
         help="template of prompts; auto: own, the tokenizer's chat template, or vicuna if it has none")
-    _add_parts(made)
-    _add_data(made)
+
+    _add_parts(option_parser)
+    _add_data(option_parser)
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
         help="number type; auto: bfloat16 on cuda and on processors with avx512_bf16 or amx_bf16, where it takes about "
         "half the time, else float32. Trained weights are float32")
-    made.machine(every=100)
-    return made
+
+    option_parser.machine(checkpoint_steps=100)
+    return option_parser
 
 
-def _add_parts(made: Options) -> None:
+def _add_parts(option_parser: Options) -> None:
     """Add the options for the parts of the training, and their length."""
-    add, number = made.add_argument, made.number
+    add, number = option_parser.add_argument, option_parser.number
     number("--epochs", (0, 1e6), 4.0, "epochs of the first part (4)")
     number("--own-epochs", (0, 1e6), 1.5, "epochs of the second part (1.5)")
     add("--from", dest="given", metavar="HEAD", type=Path, help="folder of a head for this model to repair: begin with "
         "its weights, and train the second part only")
+
     add("--authors", action="store_true", help="one part instead of two: all passes at all places from the first step "
         "on")
+
     number("--rate", (0, 1e3), None, "learning rate; default: EAGLE's, 3e-5 for a model of size 4096 (EAGLE-3: 5e-5), "
            "and inversely proportional to the size for others", "R")
+
     number("--passes", (1, 64), None, "passes of the second part: the first reads the model's features, each later one "
            "the head's outputs of the previous pass (8; --authors: 1, with --eagle3 7)")
     number("--starts", (1, 1 << 20), STARTS, "random places of a conversation where later passes or blocks start "
            "(10; --authors: all)")
+
     number("--noise", (0, 1e3), 0.1, "amplitude of noise on the features in the first part, EAGLE-1/2 (0.1)", "X")
     number("--word-weight", (0, 1e6), 0.1, "weight of words against features in the first part, EAGLE-1/2 (0.1)", "X")
 
 
-def _add_data(made: Options) -> None:
+def _add_data(option_parser: Options) -> None:
     """Add the options for the data."""
-    number = made.number
+    number = option_parser.number
     number("--batch", (1, 1 << 20), 4, "conversations per batch, which several processes share (4)")
     number("--accumulate", (1, 1 << 20), 1, "batches per step, whose gradients are added up (1)")
+
     number("--length", (3, 1 << 30), 2048, "most tokens of a conversation, which is cut after them (2048)")
     number("--limit", (2, 1 << 40), 68000, "most conversations to use, chosen at random (68000)")
-    made.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share of conversations to hold "
-                      "out for the figures at the end (0.05)")
+    option_parser.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share of conversations "
+                               "to hold out for the figures at the end (0.05)")
+
     number("--draft-vocab", (1, 1 << 30), 32000, "vocabulary of an EAGLE-3 head: the most used tokens of the answers "
            "(32000)")
     number("--seed", (0, (1 << 63) - 1), 0, "seed of the initial weights, the order and the noise (0)")
@@ -110,8 +122,8 @@ def _add_data(made: Options) -> None:
 
 def check(args: Namespace) -> None:
     """Raise ValueError for options that cannot work, before any long computation."""
-    options = parser()
-    options.check(args)
+    option_parser = parser()
+    option_parser.check(args)
     if args.dialect and args.given:
         raise ValueError("--from keeps the form of its head; omit --dialect")
     args.eagle3 = args.eagle3 or bool(args.dialect)
@@ -119,16 +131,20 @@ def check(args: Namespace) -> None:
         raise ValueError("--partial trains an SPD head; omit --eagle3, --dialect, --block and --authors")
     if args.block and (args.eagle3 or args.given or args.authors):
         raise ValueError("--block trains a new DFlash head; omit --eagle3, --dialect, --from and --authors")
-    for flag in ("own_epochs", "passes", "noise", "word_weight"):
-        if (args.partial or args.block) and getattr(args, flag) != options.get_default(flag):
-            raise ValueError(f"--{flag.replace('_', '-')} applies to EAGLE heads only; omit it")
+
+    for option_name in ("own_epochs", "passes", "noise", "word_weight"):
+        is_changed = getattr(args, option_name) != option_parser.get_default(option_name)
+        if is_changed and (args.partial or args.block):
+            raise ValueError(f"--{option_name.replace('_', '-')} applies to EAGLE heads only; omit it")
+
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is not a share; give a number between 0 and 1")
     if args.given and args.authors:
         raise ValueError("--from trains only the second part, which --authors does not have; omit one of them")
     if args.passes == 1 and not args.authors:
         raise ValueError("--passes 1 has no pass over the head's own outputs; give 2 to 64, or add --authors")
-    weights = [name for name in SOURCES if (args.out_dir / name).exists()]
-    if weights and not (args.out_dir / CHECKPOINT).exists():
-        raise ValueError(f"{args.out_dir} already holds {weights[0]}, but no training to continue; choose another "
+
+    weight_files = [file_name for file_name in SOURCES if (args.out_dir / file_name).exists()]
+    if weight_files and not (args.out_dir / CHECKPOINT).exists():
+        raise ValueError(f"{args.out_dir} already holds {weight_files[0]}, but no training to continue; choose another "
                          "folder")

@@ -16,26 +16,28 @@ from torch import Tensor
 
 from model.weights.split import parse_stages
 from train.data import Rows
-from train.eagle.loss import LIKELIEST, Objective, WordTask
-from train.eagle.unroll import Known
+from train.eagle.loss import NUM_LIKELIEST, Objective, WordTask
+from train.eagle.unroll import KnownFeatures
 
 
 def stage_ends(stages: str, layers: int) -> list[int]:
     """Return the last layer of each stage, as a head reads its input; `stages` is as in the key of that name. Raise
     ValueError for impossible stages, or a single one."""
     try:
-        counts = parse_stages(stages, layers)
+        layer_counts = parse_stages(stages, layers)
     except ValueError as error:
         raise ValueError(f"--partial {stages} is read as stages: {error}") from error
-    ends = [end - 1 for count, end in zip(counts, accumulate(counts)) if count]
-    if len(ends) < 2:
+
+    ends = accumulate(layer_counts)
+    last_layers = [end - 1 for num_layers, end in zip(layer_counts, ends) if num_layers]
+    if len(last_layers) < 2:
         raise ValueError(f"--partial {stages} leaves nothing to report; give at least two stages")
-    return ends
+    return last_layers
 
 
 def partial_part(stages: int, starts: int, steps: int) -> Objective:
     """Return the objective for chains of guesses, one longer than a pipeline of this many stages holds."""
-    return Objective(stages + 2, starts=starts, likeliest=LIKELIEST, steps=steps)
+    return Objective(stages + 2, starts=starts, likeliest=NUM_LIKELIEST, steps=steps)
 
 
 class PartialTask(WordTask):
@@ -48,31 +50,33 @@ class PartialTask(WordTask):
     by_pass = True
     under_way: int | None = None
 
-    def known_later(self, feature_ND: Tensor, starts_A: Tensor) -> Known:
+    def later_features(self, feature_ND: Tensor, starts_A: Tensor) -> KnownFeatures:
         stages = len(self.head.inner)
         turns_A = torch.arange(len(starts_A), device=starts_A.device) % (stages + 1) + 1
         sent_A = turns_A if self.under_way is None else torch.full_like(turns_A, self.under_way)
 
-        def reported(guesses: int, pos_A: Tensor) -> Tensor:
-            passed_A = (sent_A[:len(pos_A)] - guesses).clamp(0, stages)
-            return known(feature_ND[pos_A], passed_A, stages)
+        def reported(num_guesses: int, pos_A: Tensor) -> Tensor:
+            passed_A = (sent_A[:len(pos_A)] - num_guesses).clamp(0, stages)
+            return partial_features(feature_ND[pos_A], passed_A, stages)
 
         return reported
 
     @torch.no_grad()
     def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
-        found = []
+        shares = []
         for depth in depths:
-            test = type(self)(self.teacher, self.head, Objective(depth + 1, starts=sys.maxsize))
-            test.under_way = depth
-            marked = [test.marks(row, (0,))[depth:] for row in rows]  # only the last pass; empty for a shorter row
-            right = [right_M for marks in marked for _, right_M in marks]
-            words = sum(map(len, right))
-            found.append(sum(int(right_M.sum()) for right_M in right) / max(words, 1))
-        return found
+            test_task = type(self)(self.teacher, self.head, Objective(depth + 1, starts=sys.maxsize))
+            test_task.under_way = depth
+
+            # only the last pass; there is none for a shorter row
+            last_marks = [mark for row in rows for mark in test_task.marks(row, (0,))[depth:]]
+            num_agreeing = sum(int(right_M.sum()) for _, right_M in last_marks)
+            num_words = sum(len(right_M) for _, right_M in last_marks)
+            shares.append(num_agreeing / max(num_words, 1))
+        return shares
 
 
-def known(feature_AD: Tensor, passed_A: Tensor, stages: int) -> Tensor:
+def partial_features(feature_AD: Tensor, passed_A: Tensor, stages: int) -> Tensor:
     """Return the inner features of rows after `passed_A` stages; features of later stages are 0."""
     width = feature_AD.shape[-1] // stages
     stage_D = torch.arange(stages, device=feature_AD.device).repeat_interleave(width)

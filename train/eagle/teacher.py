@@ -44,20 +44,21 @@ class Teacher(Whole):
         """Return the base's outputs for each token: the last hidden state after the norm, `[N, D]`; the inner features
         for EAGLE-3, `[N, inner * D]`, or None if the model has too few layers; and the most likely next word, `[N]`."""
         if self.folder is None:
-            made = self._read(ids_N)
+            outputs = self._read(ids_N)
         else:
             content = f"{self.mark} {self.dtype} {self.inner} {ids_N.tolist()}"
-            path = self.folder / f"{digest(content.encode())}.pt"
-            made = kept(path, partial(self._read, ids_N))
-        return made["last"], made.get("inner"), made["word"]
+            outputs_path = self.folder / f"{digest(content.encode())}.pt"
+            outputs = kept(outputs_path, partial(self._read, ids_N))
+        return outputs["last"], outputs.get("inner"), outputs["word"]
 
     @torch.no_grad()
     def _read(self, ids_N: Tensor) -> dict[str, Tensor]:
         cache: Any = Causal(len(ids_N), self.device)
-        kept: dict[int, Tensor] = dict.fromkeys(self.inner, ids_N)
+        inner_by_layer: dict[int, Tensor] = dict.fromkeys(self.inner, ids_N)
         pos_N = torch.arange(len(ids_N), device=self.device)
-        last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)
-        made = {"last": last_ND, "word": self.lm_head(last_ND).argmax(-1)}
-        if kept:
-            made["inner"] = torch.cat(list(kept.values()), -1)
-        return made
+        last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, inner_by_layer)
+
+        outputs = {"last": last_ND, "word": self.lm_head(last_ND).argmax(-1)}
+        if inner_by_layer:
+            outputs["inner"] = torch.cat(list(inner_by_layer.values()), -1)
+        return outputs

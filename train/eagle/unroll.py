@@ -18,7 +18,8 @@ from model.drafts.dflash import DFlashHead
 from model.drafts.heads import Eagle3Head, EagleHead
 
 Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
-Known = Callable[[int, Tensor], Tensor]  # the features that a later pass reads, by its number and its pairs `[A]`
+# The features that a later pass reads, by its number and its pairs `[A]`.
+KnownFeatures = Callable[[int, Tensor], Tensor]
 
 
 class Causal:
@@ -31,9 +32,9 @@ class Causal:
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Return the attention `[H, T, E]` of these queries."""
-        mask = self._mask.triu(1 - form.window) if form.window else self._mask
-        added = q_HTE.new_zeros(mask.shape)
-        return attention(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), form)
+        mask_TS = self._mask.triu(1 - form.window) if form.window else self._mask
+        bias_TS = q_HTE.new_zeros(mask_TS.shape)
+        return attention(q_HTE, k_KTE, v_KTE, bias_TS.masked_fill(~mask_TS, float("-inf")), form)
 
 
 class Unrolled:
@@ -46,47 +47,52 @@ class Unrolled:
 
     def __init__(self, starts_A: Tensor) -> None:
         self._starts = starts_A
-        self._held: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys and values of each layer's passes
+        self._passes_by_layer: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys and values
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Store a pass, and return the attention `[H, T, E]` of its queries."""
-        keys, values = self._held.setdefault(layer, ([], []))
+        keys, values = self._passes_by_layer.setdefault(layer, ([], []))
         keys.append(k_KTE)
         values.append(v_KTE)
-        masks = [self._mask(keys, number) for number in range(len(keys))]
+
+        masks = [self._mask(keys, pass_number) for pass_number in range(len(keys))]
         keys_KSE, values_KSE = torch.cat(keys, 1), torch.cat(values, 1)
         mask_TS = torch.cat(masks, 1)
         return attention(q_HTE, keys_KSE, values_KSE, mask_TS)
 
-    def _mask(self, keys: list[Tensor], number: int) -> Tensor:
-        """Return the keys of pass `number` that the rows of the last pass see, as a mask `[T, S]`."""
-        device, rows = keys[number].device, keys[-1].shape[1]
-        size = keys[number].shape[1]
-        if number:
-            return torch.eye(rows, size, dtype=torch.bool, device=device)
-        pair_S = torch.arange(size, device=device)
-        last_T = pair_S if len(keys) == 1 else self._starts[:rows]
+    def _mask(self, keys: list[Tensor], pass_number: int) -> Tensor:
+        """Return the keys of pass `pass_number` that the rows of the last pass see, as a mask `[T, S]`."""
+        device, num_rows = keys[pass_number].device, keys[-1].shape[1]
+        num_keys = keys[pass_number].shape[1]
+        if pass_number:
+            return torch.eye(num_rows, num_keys, dtype=torch.bool, device=device)
+        pair_S = torch.arange(num_keys, device=device)
+        last_T = pair_S if len(keys) == 1 else self._starts[:num_rows]
         return pair_S <= last_T[:, None]
 
 
-def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int, starts_A: Tensor,
-           known: Known | None = None) -> Iterator[Tensor]:
+def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, num_passes: int, starts_A: Tensor,
+           known_features: KnownFeatures | None = None) -> Iterator[Tensor]:
     """Yield the head's outputs in each pass: `[T, D]` in the first, at most `[A, D]` in the others.
 
-    A later pass reads the outputs of the previous one, or the features that `known` returns. Pair p is token p + 1 with
-    the target's feature of token p. Row i of pass s predicts the feature of token p + s + 1, hence the next token. Here
-    p is i in the first pass, and `starts_A[i]` in the others. `starts_A` must be in rising order.
+    A later pass reads the outputs of the previous one, or the features that `known_features` returns. Pair p is token
+    p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token p + s + 1, hence the next
+    token. Here p is i in the first pass, and `starts_A[i]` in the others. `starts_A` must be in rising order.
     """
     pos_T = torch.arange(len(token_T), device=token_T.device)
     cache = Unrolled(starts_A)
+
+    # the target's features
     out_TD = head(token_T, feature_TD, pos_T, cache)
     yield out_TD
+
+    # later passes
     out_TD = out_TD[starts_A]
-    for number in range(1, passes):
-        pos_A = starts_A[starts_A < len(token_T) - number] + number
+    for pass_number in range(1, num_passes):
+        pos_A = starts_A[starts_A < len(token_T) - pass_number] + pass_number
         if not len(pos_A):
             return
-        read_AD = known(number, pos_A) if known else out_TD[:len(pos_A)]
+        read_AD = known_features(pass_number, pos_A) if known_features else out_TD[:len(pos_A)]
         out_TD = head(token_T[pos_A], read_AD, pos_A, cache)
         yield out_TD

@@ -20,18 +20,18 @@ from eval.tokens_per_pass import Array, ranks
 from launch.progress import ProgressBar
 from train.data import Rows, TokenRow
 
-AT_ONCE = 64  # texts per batch without gradients
+NUM_TOGETHER = 64  # texts per batch without gradients
 
 
 def logits_of(model: PreTrainedModel, rows: Rows) -> Tensor:
     """Return the logits `[T, V]` for the answers' tokens of rows, read as one batch; a row never begins with one."""
-    ids = [row.ids.long() for row in rows]
-    present = [torch.ones_like(ids_N) for ids_N in ids]
+    token_ids = [row.ids.long() for row in rows]
+    all_present = [torch.ones_like(ids_N) for ids_N in token_ids]
     answers = [row.answers for row in rows]
-    ids_BN, mask_BN, answer_BN = (pad_sequence(some, batch_first=True).to(model.device)
-                                  for some in (ids, present, answers))
-    read = model.base_model(input_ids=ids_BN, attention_mask=mask_BN, use_cache=False)
-    hidden_TD = read.last_hidden_state[:, :-1][answer_BN[:, 1:]]
+    ids_BN, mask_BN, answer_BN = (pad_sequence(sequences, batch_first=True).to(model.device)
+                                  for sequences in (token_ids, all_present, answers))
+    outputs = model.base_model(input_ids=ids_BN, attention_mask=mask_BN, use_cache=False)
+    hidden_TD = outputs.last_hidden_state[:, :-1][answer_BN[:, 1:]]
     logits_TV: Tensor = model.get_output_embeddings()(hidden_TD)
     return logits_TV
 
@@ -58,24 +58,24 @@ def learn(model: PreTrainedModel, rows: Rows) -> dict[str, float]:
 @torch.no_grad()
 def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
     """Yield, for each row, the rank of each token of its answer by the drafter's logits, from 0."""
-    begins = range(0, len(rows), AT_ONCE)
+    begins = range(0, len(rows), NUM_TOGETHER)
     for begin in ProgressBar(begins, desc="ranks", unit="batch", leave=False):
-        some = rows[begin:begin + AT_ONCE]
-        rank_T = ranks(logits_of(model, some), words_of(some).tolist())
-        ends = np.cumsum([int(row.answers.sum()) for row in some])
-        yield from np.split(rank_T, ends[:-1])
+        some_rows = rows[begin:begin + NUM_TOGETHER]
+        rank_T = ranks(logits_of(model, some_rows), words_of(some_rows).tolist())
+        row_ends = np.cumsum([int(row.answers.sum()) for row in some_rows])
+        yield from np.split(rank_T, row_ends[:-1])
 
 
-def without_predicted(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[TokenRow]:
+def without_predicted(rows: Rows, ranks_by_row: Iterable[Array], stretch: int) -> list[TokenRow]:
     """Return the rows without the stretches of which the drafter predicts every token.
 
-    `ranked` holds the ranks of the whole text at the end of each row, including stretches that were removed before.
+    `ranks_by_row` has the ranks of the whole text at the end of each row, including stretches that were removed before.
     """
-    found = []
-    for row, rank_T in zip(rows, ranked):
-        parts = torch.from_numpy(rank_T == 0).split(stretch)
-        predicted = [part.all().expand(len(part)) for part in parts]
+    remaining_rows = []
+    for row, rank_T in zip(rows, ranks_by_row):
+        stretch_parts = torch.from_numpy(rank_T == 0).split(stretch)
+        predicted = [first_ranked.all().expand(len(first_ranked)) for first_ranked in stretch_parts]
         answers = row.answers.clone()
         answers[-len(rank_T):] &= ~torch.cat(predicted)
-        found.append(TokenRow(row.ids, answers))
-    return found
+        remaining_rows.append(TokenRow(row.ids, answers))
+    return remaining_rows

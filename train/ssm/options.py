@@ -36,8 +36,9 @@ examples:
 
 
 def parser() -> Options:
-    made = Options("train_ssm", ABOUT, EXAMPLE)
-    add, number = made.add_argument, made.number
+    options = Options("train_ssm", ABOUT, EXAMPLE)
+    add, number = options.add_argument, options.number
+
     add("target", metavar="TARGET", type=Path, help="the target in Hugging Face format, with its tokenizer")
     add("drafts", metavar="DRAFT", type=Path, nargs="*", help="the drafters to begin with, with the same tokenizer")
     add("--layers", metavar="N,N", default="", help="begin with one more drafter, before the others: the target with "
@@ -47,6 +48,7 @@ def parser() -> Options:
     number("--prompts", (2, 1 << 30), 2000, "prompts to use, chosen at random (2000)")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own", "none"], default=AUTO,
         help="template of prompts; auto: own, the tokenizer's chat template, or vicuna if it has none")
+
     number("--new-tokens", (2, 1 << 20), 64, "most tokens of a text (64)")
     number("--temperature", (0, 1e3), 0.0, "temperature of the target's texts; 0: greedy decoding", "T")
     number("--stretch", (1, 1 << 20), 8, "tokens per stretch (8)")
@@ -55,18 +57,20 @@ def parser() -> Options:
     number("--rate", (0, 1e3), 5e-4, "learning rate (0.0005)", "R")
     number("--judged", (1, 1 << 20), 60, "number of prompts to hold out for the figures (60)")
     number("--seed", (0, (1 << 63) - 1), 0, "seed of the prompts, the texts and the order (0)")
-    made.machine(every=50)
-    return made
+
+    options.machine(checkpoint_steps=50)
+    return options
 
 
-def layers_of(args: Namespace, held: int) -> list[int]:
-    """Return the layers that `--layers` keeps of a target with `held` layers. Raise ValueError for a wrong list."""
-    words = listed(args.layers)
-    numbers = [int(word) if word.isdecimal() else held for word in words]
-    if any(number >= held for number in numbers) or sorted(set(numbers)) != numbers:
-        raise ValueError(f"--layers {args.layers} is invalid: give layers from 0 to {held - 1} in rising order, such "
-                         f"as 0,1,{held - 1}")
-    return numbers
+def layers_of(args: Namespace, num_layers: int) -> list[int]:
+    """Return the layers that `--layers` keeps of a target's `num_layers` layers. Raise ValueError for a wrong list."""
+    number_words = listed(args.layers)
+    layer_numbers = [int(word) if word.isdecimal() else num_layers for word in number_words]
+    is_rising = sorted(set(layer_numbers)) == layer_numbers
+    if not is_rising or any(layer_number >= num_layers for layer_number in layer_numbers):
+        raise ValueError(f"--layers {args.layers} is invalid: give layers from 0 to {num_layers - 1} in rising order, "
+                         f"such as 0,1,{num_layers - 1}")
+    return layer_numbers
 
 
 def check(args: Namespace) -> None:
@@ -76,6 +80,6 @@ def check(args: Namespace) -> None:
         raise ValueError("there is no initial drafter: name a folder, or add --layers 0,1,... of the target")
     if args.judged >= args.prompts:
         raise ValueError(f"--judged {args.judged} leaves nothing to learn of --prompts {args.prompts}: lower it")
-    read = [folder.resolve() for folder in (args.target, *args.drafts)]
-    if args.out.resolve() in read:
+    input_dirs = [folder.resolve() for folder in (args.target, *args.drafts)]
+    if args.out.resolve() in input_dirs:
         raise ValueError(f"--out {args.out} is the folder of an input model; choose another folder")
