@@ -21,52 +21,56 @@ from pipeline.pacing import TargetOptions
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows
-FLAT = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long
-GUESSED = 8  # guesses that are timed, and tokens of the text before them
-TRIPS = 3  # round trips, of which the fastest counts
-ROUNDS = 3  # rounds in which the rows of a verification are found
-SLACK = 1e-9  # relative rounding error up to which a quotient counts as an integer
-MOST = 64  # maximum of rows of a verification, and of guesses for it
+FLAT_RATIO = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long
+TIMED_GUESSES = 8  # guesses that are timed, and tokens of the text before them
+ROUND_TRIPS = 3  # of which the fastest counts
+SEARCH_ROUNDS = 3  # rounds in which the rows of a verification are searched
+ROUNDING_ERROR = 1e-9  # relative; up to it a quotient counts as an integer
+MAX_ROWS = 64  # of a verification, and of guesses for it
 
 
-def sized(config: RunConfig, plain: Callable[[], float],
-          rows: Callable[[], int]) -> TreeConfig:
-    """Return the trees of a run. If its method needs them, `plain` and `rows` measure a plain round and a segment."""
+def sized(config: RunConfig, measure_plain_seconds: Callable[[], float],
+          measure_segment_rows: Callable[[], int]) -> TreeConfig:
+    """Return the trees of a run, with what its method needs to be measured: a plain round, rows of a segment."""
     tree, method = config.tree, METHODS[config.pipeline_type]
     if tree.thrifty and method.falls_back:
-        tree = replace(tree, plain_seconds=plain())
+        tree = replace(tree, plain_seconds=measure_plain_seconds())
     if method.measured and not config.subseq_token:
-        tree = tree.in_segments(rows())
+        tree = tree.in_segments(measure_segment_rows())
     return tree
 
 
 def segment_rows(ring: Ring, context: int) -> int:
     """Return the most rows of `SIZES` that take hardly longer than the fewest, measured by a few passes."""
-    sizes = [size for size in SIZES if size <= context] or [context]
-    _pass(ring, sizes[0])  # warms up
-    takes = {size: _pass(ring, size) for size in sizes}
-    assert min(takes.values()) > 0, takes
-    longest = FLAT * takes[sizes[0]]
-    return max(size for size in sizes if takes[size] <= longest)
+    row_counts = [num_rows for num_rows in SIZES if num_rows <= context] or [context]
+    _pass_seconds(ring, row_counts[0])  # warms up
+    seconds = {num_rows: _pass_seconds(ring, num_rows) for num_rows in row_counts}
+    assert min(seconds.values()) > 0, seconds
+
+    max_seconds = FLAT_RATIO * seconds[row_counts[0]]
+    return max(num_rows for num_rows in row_counts if seconds[num_rows] <= max_seconds)
 
 
 def round_trip(ring: Ring) -> float:
     """Return the seconds that one row takes once round the ring, after hardly any text."""
-    return min(_pass(ring, 1) for _ in range(TRIPS))
+    return min(_pass_seconds(ring, 1) for _ in range(ROUND_TRIPS))
 
 
-def _pass(ring: Ring, rows: int) -> float:
+def _pass_seconds(ring: Ring, num_rows: int) -> float:
     """Return the seconds that this many rows take once round the ring."""
-    tree = TokenTree([0] * rows, rows, ring.ids)
+    tree = TokenTree([0] * num_rows, num_rows, ring.ids)
     target = ring.open(tree, Sampler())
-    start = ring.clock.now()
-    _send(ring, tree, target)
-    seconds = ring.clock.now() - start
+
+    begin = ring.clock.now()
+    _send_round(ring, tree, target)
+    seconds = ring.clock.now() - begin
+
     target.close()
     return seconds
 
 
-def _send(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
+def _send_round(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
+    """Send the text of a tree, and wait until it has come back."""
     target.send(tree.cut())
     for _ in target.wait():
         ring.listen()
@@ -80,32 +84,33 @@ class Latencies(NamedTuple):
 
     def needs(self, lookahead: int) -> int:
         """Return the number of concurrent verifications with which none has to wait (DSI, Eq. 1)."""
-        return _times(self.verification, lookahead * self.guess)
+        return _ceil_ratio(self.verification, lookahead * self.guess)
 
     def least(self, servers: int) -> int:
         """Return the fewest guesses in a verification with which none waits for one of `servers` servers (Eq. 1)."""
-        return min(MOST, _times(self.verification, servers * self.guess))
+        return min(MAX_ROWS, _ceil_ratio(self.verification, servers * self.guess))
 
 
-def _times(longer: float, shorter: float) -> int:
-    return max(1, math.ceil(longer / shorter * (1 - SLACK)))
+def _ceil_ratio(longer: float, shorter: float) -> int:
+    return max(1, math.ceil(longer / shorter * (1 - ROUNDING_ERROR)))
 
 
 def latencies(ring: Ring, networks: Sequence[Network], passes: Passes, context: int) -> Latencies:
-    """Measure the latencies of DSI at temperature 0, with the fewest guesses per verification by Eq. 1, at most `MOST`.
+    """Measure the latencies of DSI at temperature 0, with the fewest guesses per verification by Eq. 1.
 
     While a replica verifies for T seconds, others receive the later guesses, of d seconds each. So its next one must
     catch up with about T / d of them. That lengthens T, which changes their number: a few rounds come close enough.
     """
-    guess = max(sum(_guess(ring, network, passes) for network in networks), 1e-6)
-    room = min(MOST, context)
-    _pass(ring, 1)  # warms up
-    found = Latencies(_pass(ring, 1), guess)
-    for _ in range(ROUNDS):
-        behind = math.ceil(min(found.verification / guess, room))
-        rows = min(room, behind + found.least(ring.depth))
-        found = Latencies(_pass(ring, rows), guess)
-    return found
+    guess_seconds = max(sum(_guess_seconds(ring, network, passes) for network in networks), 1e-6)
+    max_rows = min(MAX_ROWS, context)
+    _pass_seconds(ring, 1)  # warms up
+    latest = Latencies(_pass_seconds(ring, 1), guess_seconds)
+
+    for _ in range(SEARCH_ROUNDS):
+        num_catch_up = math.ceil(min(latest.verification / guess_seconds, max_rows))
+        num_rows = min(max_rows, num_catch_up + latest.least(ring.depth))
+        latest = Latencies(_pass_seconds(ring, num_rows), guess_seconds)
+    return latest
 
 
 def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, context: int) -> float:
@@ -113,24 +118,28 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
 
     A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
     """
-    rows = min(growth.nodes + 1, context)
-    _pass(ring, rows)  # warms up
-    level = _guess(ring, network, passes, replace(growth, gain=0.0))
-    return min(1.0, level / _pass(ring, rows))
+    num_rows = min(growth.nodes + 1, context)
+    _pass_seconds(ring, num_rows)  # warms up
+    level_seconds = _guess_seconds(ring, network, passes, replace(growth, gain=0.0))
+    return min(1.0, level_seconds / _pass_seconds(ring, num_rows))
 
 
-def _guess(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
+def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
     """Return the seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
-    tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
+    # a text with the target's features
+    tree = TokenTree([0] * TIMED_GUESSES, 2 * TIMED_GUESSES + 2, ring.ids)
     target = ring.open(tree, Sampler(), TargetOptions(network.inner))
     network.begin(Sampler())
-    _send(ring, tree, target)
+    _send_round(ring, tree, target)
     verify(tree)
+
+    # levels, of which the first also reads the text
     moments = [ring.clock.now()]
     draft = network if network.by_level else Mixture([network])
     while at_once(draft.grow(tree, growth), passes):
         moments.append(ring.clock.now())
     target.close()
     network.reset()
-    takes = (after - before for before, after in zip(moments[1:], moments[2:]))
-    return min(takes, default=0.0)
+
+    seconds_of_levels = (after - before for before, after in zip(moments[1:], moments[2:]))
+    return min(seconds_of_levels, default=0.0)

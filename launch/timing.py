@@ -31,9 +31,10 @@ from pipeline.stage import Stage
 
 ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before the rows
-ROUNDS = 4  # repetitions of each pass, of which the shortest counts
-BEAT = 1.0  # seconds between two heartbeats
-ASKED = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
+REPETITIONS = 4  # of each pass, of which the shortest counts
+BEAT_SECONDS = 1.0  # between two heartbeats
+REQUEST_FORM = {
+    "config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
 
 
 class Passed(NamedTuple):
@@ -49,104 +50,113 @@ def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
 
     All rows differ, as equal ones would all go through the same experts.
     """
-    longest = max(*ROWS, *CONTEXTS)
+    num_rows = max(*ROWS, *CONTEXTS)
     if embeds:
-        return torch.arange(longest) % sizes.vocab
-    noise = torch.Generator().manual_seed(0)
-    return torch.randn(longest, sizes.hidden, generator=noise).to(like)
+        return torch.arange(num_rows) % sizes.vocab
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num_rows, sizes.hidden, generator=generator).to(like)
 
 
-def passes(stage: Stage, inputs: Tensor, scale: float, room: int) -> Iterator[Passed]:
-    """Yield the passes of a stage after short and long texts, as far as `room` tokens hold them.
+def passes(stage: Stage, inputs: Tensor, scale: float, max_tokens: int) -> Iterator[Passed]:
+    """Yield the passes of a stage after short and long texts, as far as `max_tokens` hold them.
 
     `inputs` has the rows for the stage. The model takes `scale` times as long as the stage.
     """
-    for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < room):
-        _apply(stage, request, range(context), inputs, text=context)
+    contexts = [context for context in CONTEXTS if context + max(ROWS) < max_tokens]
+    for request, context in enumerate(contexts):
+        _apply(stage, request, range(context), inputs, num_text_rows=context)
 
-        for rows in (ROWS[0], *ROWS):  # the first pass warms up
+        for num_rows in (ROWS[0], *ROWS):  # the first pass warms up
             seconds = []
-            for _ in range(ROUNDS):
-                since = time.perf_counter()
-                computed_rows(stage, request, range(context, context + rows), inputs)
-                seconds.append(time.perf_counter() - since)
-            yield Passed(rows, context, 1e3 * scale * min(seconds))
+            for _ in range(REPETITIONS):
+                begin = time.perf_counter()
+                computed_rows(stage, request, range(context, context + num_rows), inputs)
+                seconds.append(time.perf_counter() - begin)
+            yield Passed(num_rows, context, 1e3 * scale * min(seconds))
 
         stage.apply(Reset(request))
 
 
 def computed_rows(stage: Stage, request: int, nodes: range, inputs: Tensor) -> Tensor:
     """Compute guesses that follow the text one after another, and drop them; return the outputs `[T, D]`."""
-    computed = _apply(stage, request, nodes, inputs)
+    computed_segment = _apply(stage, request, nodes, inputs)
     stage.cache(request).drop()
-    return computed.x
+    return computed_segment.x
 
 
-def _apply(stage: Stage, request: int, nodes: range, inputs: Tensor, text: int = 0) -> Segment:
-    """Apply a segment, of which the first `text` rows are text; the stage returns once its device has finished."""
-    ids = list(nodes)
-    parents = [max(0, node - 1) for node in ids]
-    computed = stage.apply(Segment(request, ids, parents, ids, text, inputs[:len(ids)]))
+def _apply(stage: Stage, request: int, nodes: range, inputs: Tensor, num_text_rows: int = 0) -> Segment:
+    """Apply a segment, which begins with rows of text; the stage returns once its device has finished."""
+    node_ids = list(nodes)
+    parents = [max(0, node - 1) for node in node_ids]
+    computed = stage.apply(Segment(request, node_ids, parents, node_ids, num_text_rows, inputs[:len(node_ids)]))
     assert isinstance(computed, Segment)
     return computed
 
 
 # --- a board ----------------------------------------------------------------------------------------------------------
 
-def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, context: int) -> Stage:
+def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, context: int) -> Stage:
     """Build a stage of this many layers with random weights, without the embedding and the final norm."""
-    inner = replace(sizes, layers=layers + 2, vocab=1)
-    body = Slice(inner, 1, 1 + layers)
+    sizes_with_ends = replace(sizes, layers=num_layers + 2, vocab=1)  # the slice is neither the first nor the last
+    body = Slice(sizes_with_ends, 1, 1 + num_layers)
     probe(quant, like.dtype, like.device)
     fill(body, random_weights(body), like.dtype, like.device)
     compress(body, quant, like.dtype)
     fuse(body)
     pack(body)
-    return Stage(body, lambda: inner.cache(layers, context, like))
+    return Stage(body, lambda: sizes_with_ends.cache(num_layers, context, like))
 
 
 def random_weights(body: Slice) -> dict[str, Tensor]:
     """Return weights for layers, always the same: norms of ones, and matrices that roughly keep a row's length."""
     generator = torch.Generator().manual_seed(1)
-    made = {}
+    weights_by_name = {}
     for name, parameter in body.named_parameters():
         shape = parameter.shape
         is_norm = len(shape) == 1
-        made[name] = torch.ones(shape) if is_norm else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-    return made
+        if is_norm:
+            weights_by_name[name] = torch.ones(shape)
+        else:
+            weights_by_name[name] = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+    return weights_by_name
 
 
-def measure(asked: Any) -> dict[str, Any]:
+def measure(request: Any) -> dict[str, Any]:
     """Return the requested times. Raises ValueError for an invalid request, or one that cannot be computed here."""
-    if not fits(asked, ASKED):
+    if not fits(request, REQUEST_FORM):
         raise ValueError("the board received an unknown request: bring one version of the program to all boards, as "
                          "bash scripts/push.sh code=true does")
+
     torch.set_grad_enabled(False)
-    torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
-    device = device_named(asked["device"])
-    like = torch.empty(0, dtype=number_type(asked["dtype"], device), device=device)
-    sizes = LlamaConfig.read(asked["config"])
-    stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
+    torch.set_num_threads(request["threads"] or os.cpu_count() or 1)
+    device = device_named(request["device"])
+    like = torch.empty(0, dtype=number_type(request["dtype"], device), device=device)
+
+    sizes = LlamaConfig.read(request["config"])
+    num_layers, context = request["layers"], request["context"]
+    stage = random_stage(sizes, num_layers, like, request["quant"], context)
     rows = inputs(sizes, like, embeds=False)
-    return {"passes": list(passes(stage, rows, sizes.layers / asked["layers"], asked["context"]))}
+    return {"passes": list(passes(stage, rows, sizes.layers / num_layers, context))}
 
 
-def _beat(over: threading.Event) -> None:
-    while not over.wait(BEAT):
+def _beat(is_over: threading.Event) -> None:
+    while not is_over.wait(BEAT_SECONDS):
         print(flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
     """Answer the request on standard input, and then every further line."""
-    asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python3 -m scripts.plan")
-    over = threading.Event()
-    beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
+    request = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python3 -m scripts.plan")
+    is_over = threading.Event()
+    heartbeat = guarded("heartbeat", partial(_beat, is_over), lambda thread, error: None)
     try:
-        answer = measure(asked)
+        answer = measure(request)
     finally:
-        over.set()
-        beating.join()
+        is_over.set()
+        heartbeat.join()
     print(json.dumps(answer), flush=True)
+
     for _ in sys.stdin:
         print(flush=True)
     return 0

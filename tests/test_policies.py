@@ -11,7 +11,7 @@ from config.cli import parse
 from config.profiles import PROFILES
 from config.trees import STATIC_SHAPE, Growth, by_policy, expanded
 from launch.pipeline import Pipeline
-from launch.probe import _pass
+from launch.probe import _pass_seconds
 from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
@@ -123,7 +123,7 @@ def test_the_threshold_is_a_level_in_the_time_of_a_pass_unless_it_is_given():
                "profile": "jetson-7b"}
     with Pipeline.open("toy", **options) as opened:
         init, expand = opened.decoder.cfg.init, opened.decoder.cfg.expand
-        seconds = _pass(opened.ring, 13)
+        seconds = _pass_seconds(opened.ring, 13)
         level = PROFILES["jetson-7b"].level / 1e3
         assert init.gain == expand.gain == pytest.approx(level / seconds) and 0 < init.gain < 1
         given = replace(opened.config, policy="opt:0.2")

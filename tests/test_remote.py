@@ -76,7 +76,7 @@ def test_a_board_that_falls_silent_is_given_up(hosts, tmp_path, monkeypatch, tex
 
 
 def test_a_board_beats_while_it_measures(monkeypatch, capsys):
-    monkeypatch.setattr(timing, "BEAT", 0.01)
+    monkeypatch.setattr(timing, "BEAT_SECONDS", 0.01)
     beats = []
 
     def answered(asked):
