@@ -194,12 +194,12 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
         return run(START, argv)
 
     rank_process = subprocess.Popen([sys.executable, "-m", *START.module.split(), *argv])
-
     former_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
     try:
         exit_code = rank_process.wait()
     finally:
         signal.signal(signal.SIGINT, former_handler)
+
     return exit_code if exit_code >= 0 else EXIT_STOPPED - exit_code
 
 

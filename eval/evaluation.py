@@ -39,8 +39,8 @@ Line = dict  # an answer as written to the results
 CHOICE_FIELDS = ("turns", "idxs", "new_tokens", "wall_time")
 FURTHER_FIELDS = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled",
                   "misses", "accepted_length", "tokens_per_miss", "segments", "divergence")
-ANSWER_FIELDS = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "misses", "tokens_per_miss",
-             "segments", "divergence")
+COPIED_FIELDS = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "misses", "tokens_per_miss",
+                 "segments", "divergence")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
 
@@ -153,8 +153,8 @@ class Evaluation:
             if max_length >= context_length:
                 raise ValueError(f"question {question.id} of {set_name} needs up to {max_length} tokens before its "
                                  f"last answer, but the context has {context_length}: leave it out with "
-                                 "questions=BEGIN:END, "
-                                 "leave the set out with sets=, or lower max_new_tokens or raise max_length")
+                                 "questions=BEGIN:END, leave the set out with sets=, or lower max_new_tokens or raise "
+                                 "max_length")
 
     def _warm_up(self, questions: Questions) -> dict[Contender, float]:
         """Have each contender write a short, unrecorded answer; return their speeds in tokens per elapsed second."""
@@ -178,7 +178,7 @@ class Evaluation:
 
     def _answer(self, key: Key, question: Question,
                 existing_texts: Mapping[Key, Texts]) -> Coroutine[Line]:
-        """Answer a question and yield its line; `existing_texts`, token ids of answers, are compared with it."""
+        """Answer a question and yield its line; `existing_texts` are token ids, for the comparison with `ar`."""
         clock = self.pipeline.ring.clock
         begun_at = clock.now()
         turns = yield from self._conversation(key, question)
@@ -224,7 +224,7 @@ class Evaluation:
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
 
-        turn = {name: getattr(answer, name) for name in ANSWER_FIELDS}
+        turn = {name: getattr(answer, name) for name in COPIED_FIELDS}
         turn.update(prompt=request.prompt, turns=reader.text, requests=request_number, settled=settled)
         turn.update(wall_time=answer.seconds / self.scale, ttft=answer.prefill_seconds / self.scale)
 

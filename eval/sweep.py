@@ -146,12 +146,14 @@ def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = N
     missing_points = [point for point in sweep.points if point not in results_by_point]
     missing_text = f"\nMissing: {', '.join(missing_points)}.\n" if missing_points else ""
     page = [f"# {title}\n", caption, *markdown(heading, cells), missing_text, "![sweep.png](sweep.png)\n"]
+
     report_path = folder / "sweep.md"
     files.write(report_path, "\n".join(page), files.SPACE_REMEDY)
 
     if screen:
         screen_table = in_columns(heading, cells, name_width=LABEL_WIDTH)
         print("\n".join(["", title, caption, screen_table, missing_text]), file=screen)
+
     with suppress(ImportError):  # without matplotlib there is only the table
         _plot(folder / "sweep.png", sweep, speeds, title)
     return report_path
@@ -175,7 +177,7 @@ def rows(sweep_name: str, results_by_point: Points) -> list[dict[str, Any]]:
     `equal` compares with the first answer to the same question in the whole sweep, preferably one of ar, since no
     switch and no method changes a text.
     """
-    reference_answers = [answer for point in results_by_point.values() for answer in point.answers]
+    reference_answers = [answer for results in results_by_point.values() for answer in results.answers]
     reference_answers.reverse()  # the last of a trial counts
     reference_answers.sort(key=lambda answer: answer["method"] == "ar")
 
@@ -217,12 +219,12 @@ def commands(name: str, sweep: Sweep,
         raise ValueError("results is empty: name a folder after results=")
 
     folder = Path(results_dir).expanduser().absolute()
-    point_words = [word for word in argv if not word.startswith("results=")]
+    shared_words = [word for word in argv if not word.startswith("results=")]
 
     words_by_point = {}
     for point, keys in sweep.points.items():
         point_keys = {**sweep.base, **keys, "results": f"{point_dir(folder, point)}"}
-        words_by_point[point] = with_defaults(point_words, point_keys, TOY_PRESET)
+        words_by_point[point] = with_defaults(shared_words, point_keys, TOY_PRESET)
 
     return folder, words_by_point
 
@@ -237,16 +239,17 @@ def main(words: Sequence[str]) -> int:
         return 0
 
     check_name(sweep_name, SWEEPS, "sweep")
+    sweep = SWEEPS[sweep_name]
     if not set(HELP).isdisjoint(argv):
-        print(f"{sweep_name}: {SWEEPS[sweep_name].about}: {', '.join(SWEEPS[sweep_name].points)}\n", flush=True)
+        print(f"{sweep_name}: {sweep.about}: {', '.join(sweep.points)}\n", flush=True)
         return evaluate_point(argv)
 
     workers, argv = workers_of(argv)
-    folder, words_by_point = commands(sweep_name, SWEEPS[sweep_name], argv)
+    folder, words_by_point = commands(sweep_name, sweep, argv)
     exit_code = evaluate_points(sweep_name, words_by_point, workers)
 
     try:
-        report_path = write(folder, sweep_name, SWEEPS[sweep_name], sys.stdout)
+        report_path = write(folder, sweep_name, sweep, sys.stdout)
         print(f"table and plot: {report_path}")
     except (ValueError, OSError) as error:
         is_reported = exit_code and isinstance(error, NoAnswers)  # by the evaluation that failed
