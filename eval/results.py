@@ -103,7 +103,7 @@ class Results:
     def open(self, config: EvalConfig, scale: float, split_id: str = "") -> Results:
         """Prepare the folder for writing: cut off incomplete lines, note this start. Raise ValueError if that fails.
 
-        `split` identifies the split model of this start: all methods of one target must use one model.
+        `split_id` identifies the split model of this start: all methods of one target must use one model.
         """
         self._take_lock()
         for path in answer_files(self.folder):

@@ -90,7 +90,7 @@ def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Opti
 
 def rate_at(step: int, plan: Hyperparameters) -> float:
     """Return the rate of a step as a fraction of the highest: linear up, flat, then linear down to zero over the second
-    half. The last `own_steps` steps repeat this schedule, half as high."""
+    half. The last `own_steps` repeat this schedule, half as high."""
     first_steps = plan.steps - plan.own_steps
     if step < first_steps:
         return _slope(step, first_steps, plan.warm_up)

@@ -93,5 +93,5 @@ def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None
 
 
 def fit_deep(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train the head that does not drift, and write it to `target`; the last `own` steps read its own outputs."""
+    """Train the head that does not drift, and write it to `target`; the last `own_steps` read its own outputs."""
     launch(_train_deep, plan, work, base_dir, target)
