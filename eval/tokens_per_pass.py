@@ -28,39 +28,42 @@ def ranks(logits_NV: Tensor, text: Sequence[int]) -> Array:
     return likelier_NV.sum(1).cpu().numpy()
 
 
-def among_best(rank_N: Array, most: int) -> Array:
-    """Return whether each token is among a drafter's best 1 to `most` tokens, `[K, N]`, and so is accepted.
+def among_best(rank_N: Array, max_guesses: int) -> Array:
+    """Return whether each token is among a drafter's best 1 to `max_guesses` tokens, `[K, N]`, and so is accepted.
 
     At temperature 0 this holds for every rule, above it for the naive one.
     """
-    return (rank_N < np.arange(1, most + 1)[:, None]).astype(float)
+    return (rank_N < np.arange(1, max_guesses + 1)[:, None]).astype(float)
 
 
-def among_drawn(theirs_NV: Law, text: Sequence[int], most: int) -> Array:
-    """Return the probability `[K, N]` that the token is among 1 to `most` independent draws from a drafter's laws."""
-    chance_N = theirs_NV[range(len(text)), text]
-    return 1 - (1 - chance_N) ** np.arange(1, most + 1)[:, None]
+def among_drawn(draft_NV: Law, text: Sequence[int], max_guesses: int) -> Array:
+    """Return the probability `[K, N]` that the token is among 1 to `max_guesses` draws from a drafter's laws.
+
+    The draws are independent.
+    """
+    probability_N = draft_NV[range(len(text)), text]
+    return 1 - (1 - probability_N) ** np.arange(1, max_guesses + 1)[:, None]
 
 
-def by_mss(law_NV: Law, theirs_NV: Law, text: Sequence[int], most: int) -> Array:
+def by_mss(target_NV: Law, draft_NV: Law, text: Sequence[int], max_guesses: int) -> Array:
     """Return the probability `[K, N]` that the token was accepted, given that multi-step speculative sampling wrote it.
 
-    The drafter draws 1 to `most` tokens independently from its law q. Draw i adds to the probability of a token
+    The drafter draws 1 to `max_guesses` tokens independently from its law q. Draw i adds to the probability of a token
     min(p_i, q) times the probability that all earlier draws were rejected, where p_i is the target's law p after these
     rejections (SpecInfer, algorithm 2). The total probability of the token is p.
     """
-    probabilities = [_by_mss(*inputs, most) for inputs in zip(law_NV, theirs_NV, text)]
-    return np.array(probabilities).reshape(len(text), most).T
+    probabilities = [_by_mss(*inputs, max_guesses) for inputs in zip(target_NV, draft_NV, text)]
+    return np.array(probabilities).reshape(len(text), max_guesses).T
 
 
-def _by_mss(law_V: Law, theirs_V: Law, token: int, most: int) -> list[float]:
-    left_V, reach_probability, accept_probability = law_V, 1.0, 0.0
+def _by_mss(target_V: Law, draft_V: Law, token: int, max_guesses: int) -> list[float]:
+    left_V, reach_probability, accept_probability = target_V, 1.0, 0.0
     probabilities = []
-    for _ in range(most):
-        accept_probability += reach_probability * min(left_V[token], theirs_V[token])
-        probabilities.append(accept_probability / law_V[token])
-        reach_probability *= np.maximum(left_V - theirs_V, 0).sum()
-        left_V = residual(left_V, theirs_V)
+    for _ in range(max_guesses):
+        accept_probability += reach_probability * min(left_V[token], draft_V[token])
+        probabilities.append(accept_probability / target_V[token])
+        reach_probability *= np.maximum(left_V - draft_V, 0).sum()
+        left_V = residual(left_V, draft_V)
     return probabilities
 
 

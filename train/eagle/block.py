@@ -59,8 +59,8 @@ class BlockTask(Task):
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # `passes` yields logits already, for all places at once
 
-    def weights(self, row: TokenRow, passes: int) -> list[float]:
-        return super().weights(row, passes + 1)[1:]
+    def weights(self, row: TokenRow, num_passes: int) -> list[float]:
+        return super().weights(row, num_passes + 1)[1:]
 
     def passes(self, ids_N: Tensor, feature_ND: Tensor,
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
