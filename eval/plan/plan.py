@@ -17,7 +17,7 @@ from eval.plan.search import Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import prepare
 
-USUAL_BOARDS = 4  # default number of boards besides rank 0's
+DEFAULT_NUM_BOARDS = 4  # besides rank 0's
 
 
 class Plan(NamedTuple):
@@ -34,87 +34,103 @@ class Plan(NamedTuple):
     @property
     def speeds(self) -> tuple[float, float]:
         """Tokens per second of the choice and of plain decoding: measured here if there is `checked`, or simulated."""
-        tried = self.checked or self.trials
-        ours = next(one.speed for one in tried if one.candidate == self.chosen.candidate)
-        return ours, plain_of(tried).speed
+        trials = self.checked or self.trials
+        chosen_speed = next(trial.speed for trial in trials if trial.candidate == self.chosen.candidate)
+        return chosen_speed, plain_of(trials).speed
 
 
 def plan(config: PlanConfig) -> Plan:
     """Find the best candidate for a cluster. Raise ValueError, with the fix, if information is missing."""
-    site = cluster(config)
-    found = planned(config, site, book_of(config))
-    return checked(config, found) if config.check else found
+    profile = cluster(config)
+    simulated_plan = planned(config, profile, book_of(config))
+    return checked(config, simulated_plan) if config.check else simulated_plan
 
 
 def cluster(config: PlanConfig) -> Profile:
     """Return the cluster to plan for, with the boards that may take part, and their memory."""
-    site, hosts = config.run.cluster or measured(config), config.run.hosts
-    lines = boards_of(hosts) if hosts else []
-    described = len(lines) or len(site.factors) or len(site.memory)
-    sizes = len(listed(config.memory))
-    boards = config.boards or described or (sizes if sizes > 1 else USUAL_BOARDS)
-    factors = (*site.factors, *[1.0] * boards)[:boards]
-    weights = config.layer_gb * site.layers or site.weights
-    of_lines = tuple(float(line.memory) for line in lines[:boards] if line.memory)
-    memory = config.gigabytes(boards) or of_lines or site.memory[:boards]
-    if 0 < len(memory) < boards:
-        raise ValueError(f"memory is given for {len(memory)} of {boards} boards: give memory= for all, or fewer "
+    profile = config.run.cluster or measured(config)
+    host_lines = boards_of(config.run.hosts) if config.run.hosts else []
+
+    # boards
+    num_described = len(host_lines) or len(profile.factors) or len(profile.memory)
+    num_sizes = len(listed(config.memory))
+    default_boards = num_sizes if num_sizes > 1 else DEFAULT_NUM_BOARDS
+    num_boards = config.boards or num_described or default_boards
+    factors = (*profile.factors, *[1.0] * num_boards)[:num_boards]
+
+    # memory
+    weights = config.layer_gb * profile.layers or profile.weights
+    hosts_memory = tuple(float(line.memory) for line in host_lines[:num_boards] if line.memory)
+    memory = config.gigabytes(num_boards) or hosts_memory or profile.memory[:num_boards]
+    if 0 < len(memory) < num_boards:
+        raise ValueError(f"memory is given for {len(memory)} of {num_boards} boards: give memory= for all, or fewer "
                          "boards=")
     if memory and not weights:
         raise ValueError("memory is given, but not the size of layers: add layer_gb=NUMBER, the GB of one layer")
-    return replace(site, factors=factors, memory=memory, weights=weights)
+
+    return replace(profile, factors=factors, memory=memory, weights=weights)
 
 
-def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
+def planned(config: PlanConfig, profile: Profile, book: Book) -> Plan:
     """Find the best candidate for this cluster and this record."""
-    boards = len(site.factors)
-    layers = book.layers if boards <= book.layers else site.layers
-    given = stages_of(config) if config.splits == "given" else ()
-    if len(given) > boards:
-        raise ValueError(f"the split has {len(given)} stages, but there are {boards} boards: give boards={len(given)}, "
-                         "or omit splits")
-    made = families(site, layers, config.chosen_methods, config.chosen_drafts, given)
+    num_boards = len(profile.factors)
+    num_layers = book.layers if num_boards <= book.layers else profile.layers
+
+    # candidates
+    given_stages = stages_of(config) if config.splits == "given" else ()
+    if len(given_stages) > num_boards:
+        raise ValueError(f"the split has {len(given_stages)} stages, but there are {num_boards} boards: give "
+                         f"boards={len(given_stages)}, or omit splits")
+    all_families = families(profile, num_layers, config.chosen_methods, config.chosen_drafts, given_stages)
     if config.splits == "first":
-        made = [[one for one in family if one.in_order] for family in made]
-    bench = Bench(site, config, book)
-    search = Search(bench, made)
+        all_families = [[candidate for candidate in family if candidate.in_order] for family in all_families]
+
+    # search
+    bench = Bench(profile, config, book)
+    search = Search(bench, all_families)
     trials = search.run()
-    if boards > 1:  # to print the speed of other numbers of boards, too
+    if num_boards > 1:  # to print the speed of other numbers of boards, too
         trials = search.with_other_sizes(trials)
-    count = sum(map(len, made))
-    return Plan(bench, choice(trials), trials, boards, count, search.tried)
+
+    num_candidates = sum(map(len, all_families))
+    return Plan(bench, choice(trials), trials, num_boards, num_candidates, search.tried)
 
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
     """Return the layers of each stage of the split in the keys of a run. Raise ValueError if it is no pipeline."""
     part = prepare(config.single(pipeline_type=PLAIN_METHOD, draft="none")).spec(0).part
+
     if len(part.stages) == 1 or len(part.shares) > 1:
         raise ValueError(f"{part.folder.parent} is split as {part.form}, but splits=given only supports pipelines of "
                          "single boards: omit splits")
     return tuple(part.stages[1:])
 
 
-def checked(config: PlanConfig, found: Plan) -> Plan:
+def checked(config: PlanConfig, simulated_plan: Plan) -> Plan:
     """Measure the best candidates and plain decoding on this machine, and return the plan with the choice from them."""
-    different: dict[object, Candidate] = {}
-    for one in candidates(found.trials):
-        different.setdefault((one.kind, one.groups, one.layers), one)
-    best = islice(different.values(), config.check)
-    tried = dict.fromkeys((plain_of(found.trials).candidate, *best))
-    here = check(config, found.bench.book, list(tried))
-    here.sort(key=lambda trial: -trial.speed)
-    chosen = choice(here).candidate
-    trial = next(trial for trial in found.trials if trial.candidate == chosen)
-    return found._replace(chosen=trial, checked=here)
+    best_by_setting: dict[object, Candidate] = {}  # candidates with the same setting differ only in sizes
+    for candidate in candidates(simulated_plan.trials):
+        best_by_setting.setdefault((candidate.kind, candidate.groups, candidate.layers), candidate)
+    best_candidates = islice(best_by_setting.values(), config.check)
+    to_measure = dict.fromkeys((plain_of(simulated_plan.trials).candidate, *best_candidates))
+
+    measured_trials = check(config, simulated_plan.bench.book, list(to_measure))
+    measured_trials.sort(key=lambda trial: -trial.speed)
+
+    chosen = choice(measured_trials).candidate
+    simulated_trial = next(trial for trial in simulated_plan.trials if trial.candidate == chosen)
+    return simulated_plan._replace(chosen=simulated_trial, checked=measured_trials)
 
 
-def write_preset(path: str, base: str,
-                 keys: dict[str, str], found: Plan) -> None:
-    """Write a file that commands take in place of a preset: these keys over those of the preset `base`.
+def write_preset(path: str, base_preset: str,
+                 keys: dict[str, str], finished_plan: Plan) -> None:
+    """Write a file that commands take in place of a preset: these keys over those of the preset `base_preset`.
 
     It also holds the choice, and tokens per second.
     """
-    ours, plain = found.speeds
-    chosen = {"keys": found.chosen.candidate.keys, "kind": "measured" if found.checked else "simulated",
-              "tokens_per_second": ours, "plain_tokens_per_second": plain}
-    write_json(path, {"preset": base, "keys": keys, "chosen": chosen})
+    chosen_speed, plain_speed = finished_plan.speeds
+    chosen = {
+        "keys": finished_plan.chosen.candidate.keys,
+        "kind": "measured" if finished_plan.checked else "simulated",
+        "tokens_per_second": chosen_speed, "plain_tokens_per_second": plain_speed}
+    write_json(path, {"preset": base_preset, "keys": keys, "chosen": chosen})
