@@ -30,7 +30,7 @@ from sim.devices import SlowHead, SlowPasses
 from sim.ring import VirtualRing
 from sim.stages import Held, Work, work_of
 
-SPARE = 8  # trees of the default size for which a draft has room in addition to the text
+SPARE_TREES = 8  # trees of the default size for which a draft has room in addition to the text
 
 
 class Trial(NamedTuple):
@@ -48,33 +48,34 @@ class Trial(NamedTuple):
     @property
     def first(self) -> float:
         """Mean seconds to the first token."""
-        return sum(one.prefill_seconds for one in self.answers) / len(self.answers)
+        return sum(answer.prefill_seconds for answer in self.answers) / len(self.answers)
 
 
-class Counted(Clock):
-    """A clock that sums the seconds spent through it."""
+class MeteredClock(Clock):
+    """A clock that sums the seconds that were waited for through it."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self.spent = 0.0
+        self.waited_seconds = 0.0
         self.now = clock.now  # type: ignore[method-assign]
 
     def sleep_until(self, due: float) -> None:
-        self.spent += max(0.0, due - self._clock.now())
+        self.waited_seconds += max(0.0, due - self._clock.now())
         self._clock.sleep_until(due)
 
 
-class Sums(NoTrace):
-    """A trace that keeps two sums: seconds of computation, and bytes sent."""
+class BusyTrace(NoTrace):
+    """A trace that only keeps two sums: seconds of computation, and bytes sent."""
 
     def __init__(self) -> None:
-        self.computed, self.sent = 0.0, 0
+        self.computed_seconds = 0.0
+        self.sent_bytes = 0
 
     def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
         if name == "forward" and until is not None:
-            self.computed += until - since
+            self.computed_seconds += until - since
         elif name == "wire":
-            self.sent += facts["bytes"]
+            self.sent_bytes += facts["bytes"]
 
 
 class Bench:
@@ -82,102 +83,121 @@ class Bench:
 
     def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
         self.site, self.config, self.book = site, config, book
-        self._usual, self._sampler = config.single(), sampler_of(config.run)
-        self._context, self._ends = config.run.max_length, frozenset(book.ends)
+        self._default_run, self._sampler = config.single(), sampler_of(config.run)
+        self._max_length, self._end_ids = config.run.max_length, frozenset(book.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """Return the keys of a run of this candidate, except those of its split."""
-        keys = dict(candidate.keys.items() - candidate.split.items())
-        return replace(self._usual, **values(keys))
+        unsplit_keys = dict(candidate.keys.items() - candidate.split.items())
+        return replace(self._default_run, **values(unsplit_keys))
 
     def memory(self, candidate: Candidate) -> dict[int, float]:
         """Estimate the GB of layers and of their keys and values, by board, from their sizes."""
-        site, found = self.site, {}
-        cache = 2 * site.row_bytes * self._context / 1e9
-        of_layer = (site.weights / site.layers + cache) * site.layers / sum(candidate.layers)
-        for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
-            found.update(dict.fromkeys(ranks, layers * of_layer / candidate.members))
-        return found
+        site = self.site
+        cache_gb = 2 * site.row_bytes * self._max_length / 1e9  # of one layer
+        layer_gb = (site.weights / site.layers + cache_gb) * site.layers / sum(candidate.layers)
+
+        gb_by_board: dict[int, float] = {}
+        for ranks, num_layers in zip(candidate.groups, candidate.layers * candidate.copies):
+            gb_by_board.update(dict.fromkeys(ranks, num_layers * layer_gb / candidate.members))
+        return gb_by_board
 
     def fits(self, candidate: Candidate) -> bool:
         """Return whether every board has enough memory for a candidate."""
-        needs = self.memory(candidate)
-        room = enumerate(self.site.memory, 1)
-        return all(needs.get(rank, 0.0) <= size for rank, size in room)
+        needed_gb = self.memory(candidate)
+        return all(needed_gb.get(rank, 0.0) <= board_gb for rank, board_gb in enumerate(self.site.memory, 1))
 
-    def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MAX_GUESSES
+    def trial(self, candidate: Candidate, answers: Iterable[Written], max_tokens: int, max_guesses: int = MAX_GUESSES
               ) -> Trial:
-        """Answer these questions, with at most `tokens` tokens each; `guesses` limits the tree of streaming."""
+        """Answer these questions, with at most `max_tokens` tokens each; `max_guesses` limits the tree of streaming."""
+        # cluster
         clock = VirtualClock()
-        drafting, judging = Counted(clock), Counted(clock)
+        draft_clock, head_clock = MeteredClock(clock), MeteredClock(clock)
         recorded = Recorded(self.book.vocab)
-        works = [] if candidate.whole else candidate.groups
-        traces = [Sums() for _ in (0, *works)]
+        groups = () if candidate.whole else candidate.groups
+        traces = [BusyTrace() for _ in (0, *groups)]
         cluster = Cluster(self.site, clock, self._works(candidate), recorded, traces)
-        head = SlowHead(recorded.lm_head, Pace(self.site, judging))
-        stages = 0 if candidate.whole else len(candidate.layers)
-        config, method = self.config_of(candidate), METHODS[candidate.method]
-        if config.replicated:
-            ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
+
+        # ring
+        head = SlowHead(recorded.lm_head, Pace(self.site, head_clock))
+        num_stages = 0 if candidate.whole else len(candidate.layers)
+        run = self.config_of(candidate)
+        if run.replicated:
+            ring: Ring = Replicas(cluster.links, head, num_stages, clock=clock)
         else:
-            ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
-        tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
-        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+            ring = VirtualRing(cluster.links[0], head, 1 + num_stages, clock=clock)
+
+        # draft
+        tree = sized(run, partial(round_trip, ring), partial(segment_rows, ring, self._max_length))
+        stream = replace(tree.stream, nodes=min(max_guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
-        networks = self._networks(config, tree)
+        networks = self._networks(run, tree)
+        method = METHODS[candidate.method]
         draft: Draft = NoDraft()
         if method.draft != "none":
-            suffix = Suffix() if "suffix" in config.sources else None
+            suffix = Suffix() if "suffix" in run.sources else None
             draft = Mixture(networks, suffix)
-        passes = SlowPasses(read_all, Pace(self.site, drafting))
-        strategy, limits = STRATEGIES[method.strategy], PipelineLimits(self._context)
-        decoder = Decoder(ring, draft, strategy, tree, limits, passes)
-        made = []
-        for one in answers:
-            recorded.prompt, recorded.text = one.prompt, one.text
+
+        # answers
+        passes = SlowPasses(read_all, Pace(self.site, draft_clock))
+        decoder = Decoder(ring, draft, STRATEGIES[method.strategy], tree, PipelineLimits(self._max_length), passes)
+        new_answers = []
+        for recorded_answer in answers:
+            recorded.prompt, recorded.text = recorded_answer.prompt, recorded_answer.text
             for network in networks:
-                network.open(len(one.prompt), one.guesses[network.source])
-            text = one.text[:tokens]
-            request = Request(one.prompt, self._sampler, len(text), self._ends)
-            answer = decoder.complete(request)
+                network.open(len(recorded_answer.prompt), recorded_answer.guesses[network.source])
+
+            text = recorded_answer.text[:max_tokens]
+            answer = decoder.complete(Request(recorded_answer.prompt, self._sampler, len(text), self._end_ids))
             assert answer.token_ids == text, "the text of a trial is the recorded one"
-            made.append(answer)
-        busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
-        whole = clock.now()
-        return Trial(candidate, made, {name: took / whole for name, took in busy.items()})
+            new_answers.append(answer)
+
+        busy_seconds = {
+            "drafting": draft_clock.waited_seconds, "verdicts": head_clock.waited_seconds,
+            **self._busy_seconds(candidate, traces)}
+        elapsed = clock.now()
+        return Trial(candidate, new_answers, {name: seconds / elapsed for name, seconds in busy_seconds.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """Return the work of the stages, ring by ring."""
-        total, tiles = sum(candidate.layers), candidate.method == "galaxy"
-        depth, works = len(candidate.layers), []
-        for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
-            held = Held(ranks, layers / total, 0, 1 / len(ranks), tiles)
-            works.append(work_of(self.site, held))
-        return [works[first:first + depth] for first in range(0, len(works), depth)]
+        total_layers, num_stages = sum(candidate.layers), len(candidate.layers)
+        is_tiled = candidate.method == "galaxy"
 
-    def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
+        works = []
+        for ranks, num_layers in zip(candidate.groups, candidate.layers * candidate.copies):
+            stage_share = Held(ranks, num_layers / total_layers, 0, 1 / len(ranks), is_tiled)
+            works.append(work_of(self.site, stage_share))
+        return [works[first:first + num_stages] for first in range(0, len(works), num_stages)]
+
+    def _networks(self, run: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """Return the replayed networks of a run's draft."""
-        room = self._context + max(SPARE * config.init_total_token, tree.stream.nodes)
-        networks = self.book.networks.items()
-        known = [network for name, network in networks if kind_of(name) in config.sources]
-        found = [(ReplayedBlock if network.block else Replayed)(network, room) for network in known]
-        for number, network in enumerate(found):
-            network.number = number
-        return found
+        num_slots = self._max_length + max(SPARE_TREES * run.init_total_token, tree.stream.nodes)
 
-    def _busy(self, candidate: Candidate, traces: Sequence[Sums]) -> dict[str, float]:
+        networks: list[Replayed] = []
+        for name, traits in self.book.networks.items():
+            if kind_of(name) in run.sources:
+                network = (ReplayedBlock if traits.block else Replayed)(traits, num_slots)
+                network.number = len(networks)
+                networks.append(network)
+        return networks
+
+    def _busy_seconds(self, candidate: Candidate, traces: Sequence[BusyTrace]) -> dict[str, float]:
         """Return the seconds in which boards and wires were busy."""
-        leaders, depth = [ranks[0] for ranks in candidate.groups], len(candidate.layers)
         if candidate.whole:
-            return {"rank 0's board": traces[0].computed}
-        busy = {f"board {rank}": trace.computed for rank, trace in zip(leaders, traces[1:])}
-        for place, (a, b) in enumerate(hops(leaders)):
-            end = 0 if place and place % depth == 0 else b
-            busy[f"link {a}-{end}"] = self.site.link(a, end).transfer(traces[place].sent)
-        return busy
+            return {"rank 0's board": traces[0].computed_seconds}
+
+        leaders, num_stages = [ranks[0] for ranks in candidate.groups], len(candidate.layers)
+        seconds = {f"board {rank}": trace.computed_seconds for rank, trace in zip(leaders, traces[1:])}
+
+        for hop, (sender, receiver) in enumerate(hops(leaders)):
+            is_end_of_copy = hop > 0 and hop % num_stages == 0
+            if is_end_of_copy:
+                receiver = 0
+            seconds[f"link {sender}-{receiver}"] = self.site.link(sender, receiver).transfer(traces[hop].sent_bytes)
+        return seconds
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:
     """Convert keys of a run from strings to their types."""
-    usual = vars(RunConfig)
-    return {key: type(usual[key])(value) for key, value in keys.items()}
+    defaults = vars(RunConfig)
+    return {key: type(defaults[key])(value) for key, value in keys.items()}
