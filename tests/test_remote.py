@@ -67,8 +67,8 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
 
 @pytest.mark.parametrize("text", ["sleep 60", "read asked; echo; sleep 60", "exec sleep 60 <&-"])
 def test_a_board_that_falls_silent_is_given_up(hosts, tmp_path, monkeypatch, text):
-    monkeypatch.setattr(remote, "SILENCE", 0.5)
-    monkeypatch.setattr(remote, "LEAVE", 0.1)
+    monkeypatch.setattr(remote, "MAX_SILENCE", 0.5)
+    monkeypatch.setattr(remote, "EXIT_SECONDS", 0.1)
     program(tmp_path, text)
     hosts.write_text("b0\nb2\n")
     with pytest.raises(ValueError, match=r"b2 of .* was not measured \((it sent nothing|Broken pipe)"):
