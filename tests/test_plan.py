@@ -168,7 +168,7 @@ def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
     bench = bench_of(site, book(answers=1))
     methods, drafts = ["ar", "serial", "continuous", "dsi"], ["eagle"]
     best = max(everything(bench, methods, drafts), key=lambda trial: trial.speed)
-    search = Search(bench, families(site, 8, methods, drafts), shown=False)
+    search = Search(bench, families(site, 8, methods, drafts), shows_progress=False)
     chosen = choice(search.run())
     assert chosen.speed >= 0.97 * best.speed, (chosen.candidate.about, best.candidate.about)
     assert search.tried > 0

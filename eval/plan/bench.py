@@ -24,9 +24,9 @@ from launch.progress import ProgressBar
 
 Row = Dict[str, Any]  # a cluster and its figures
 LAYERS, ROW_BYTES = 32, 8192
-STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
-RATE = (10, 10_000)  # Mbit/s
-SLOWEST = 4.0  # largest factor of the time of a board in an uneven cluster
+STAGE_MS, LEVEL_MS, LATENCY_MS = (5, 400), (1, 40), (0.05, 20)  # least and largest
+RATE_MBPS = (10, 10_000)
+MAX_FACTOR = 4.0  # of the time of a board in an uneven cluster
 QUESTIONS = Range(1, 19)  # of each set, which has 20
 LINE = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
         "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: {reached:.3f} of the best, {above:.2f} x ar; {keys}")
@@ -48,11 +48,11 @@ class GridConfig(Checked):
     output: str = key("", "JSON file for the figures of every cluster; empty: none")
 
 
-def finalists(bench: Bench, layers: int) -> list[Trial]:
+def finalists(bench: Bench, num_layers: int) -> list[Trial]:
     """Return the best of all candidates for a model of this many layers, and plain decoding."""
     config = bench.config
-    found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
-    return Search(bench, found, shown=False).run()
+    all_families = families(bench.site, num_layers, config.chosen_methods, config.chosen_drafts)
+    return Search(bench, all_families, shows_progress=False).run()
 
 
 # --- the clusters -----------------------------------------------------------------------------------------------------
@@ -67,31 +67,34 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
     def sample(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
-    boards = round(sample(0.6, 16.4)) or 1
-    stage, level, latency = (sample(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
-    rate = sample(*RATE)
-    share = round(random.uniform(0, 1), 2)
-    row = share * float(random.integers(2))  # 0, so that more rows cost nothing, for half of the clusters
-    free = int(random.choice([0, 16, 64]))
-    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards,
-                   row=row * boards, free=free, token=0.0, level=level,
-                   verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
+    # an even cluster
+    num_boards = round(sample(0.6, 16.4)) or 1
+    stage_ms, level_ms, latency = (sample(*bounds) for bounds in (STAGE_MS, LEVEL_MS, LATENCY_MS))
+    mbps = sample(*RATE_MBPS)
+    row_share = round(random.uniform(0, 1), 2)
+    row_ms = row_share * float(random.integers(2))  # 0, so that more rows cost nothing, for half of the clusters
+    free_rows = int(random.choice([0, 16, 64]))
+    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage_ms * num_boards,
+                   row=row_ms * num_boards, free=free_rows, token=0.0, level=level_ms,
+                   verdict=level_ms / 2, latency=latency, mbps=mbps, step=latency + 1.4)
     if number % 2 == 0:
-        return replace(site, factors=(1.0,) * boards)
-    factors = tuple(sample(1, SLOWEST) for _ in range(boards))
-    rank = int(random.integers(boards + 1))
-    longer = latency * sample(1, 10)
-    following = (rank + 1) % (boards + 1)
-    slow = rank, following, longer, rate / sample(1, 10)
-    return replace(site, factors=factors, links=(slow,))
+        return replace(site, factors=(1.0,) * num_boards)
+
+    # unequal boards, and one slow link
+    factors = tuple(sample(1, MAX_FACTOR) for _ in range(num_boards))
+    rank = int(random.integers(num_boards + 1))
+    next_rank = (rank + 1) % (num_boards + 1)
+    slow_latency = latency * sample(1, 10)
+    slow_link = rank, next_rank, slow_latency, mbps / sample(1, 10)
+    return replace(site, factors=factors, links=(slow_link,))
 
 
 def facts(site: Profile) -> Row:
     """Return the description of a cluster for the file of figures."""
-    boards = len(site.factors)
+    num_boards = len(site.factors)
     return {
-        "cluster": site.about, "boards": boards, "even": not site.links,
-        "stage_ms": site.model / boards, "row_ms": site.row / boards, "free": site.free,
+        "cluster": site.about, "boards": num_boards, "even": not site.links,
+        "stage_ms": site.model / num_boards, "row_ms": site.row / num_boards, "free": site.free,
         "level_ms": site.level, "latency_ms": site.latency, "mbps": site.mbps,
         "factors": site.factors, "links": site.links}
 
@@ -101,12 +104,14 @@ def facts(site: Profile) -> Row:
 def planner(argv: list[str]) -> int:
     """Run the command `python3 -m scripts.bench planner`; return its exit code."""
     grid = read_keys(argv, GridConfig, "python3 -m scripts.bench planner")
-    keys = (f"questions={grid.questions}", f"max_new_tokens={grid.tokens}", f"drafts={grid.drafts}")
-    config = parse(words([TOY_PRESET, "profile=server", *keys]), COMMAND, kind=PlanConfig)
+    plan_keys = (f"questions={grid.questions}", f"max_new_tokens={grid.tokens}", f"drafts={grid.drafts}")
+    config = parse(words([TOY_PRESET, "profile=server", *plan_keys]), COMMAND, kind=PlanConfig)
 
-    later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
-    books = make_record(config), make_record(replace(config, run=later))
+    # records
+    judging_run = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
+    books = make_record(config), make_record(replace(config, run=judging_run))
 
+    # clusters
     rows: list[Row] = []
     with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(compare_choice, site, config, *books) for site in clusters(grid.clusters, grid.seed)]
@@ -114,25 +119,30 @@ def planner(argv: list[str]) -> int:
             row = task.result()
             rows.append(row)
 
-            ProgressBar.write(LINE.format(**row, kind="even" if row["even"] else "uneven", keys=typed(row["chosen"])))
+            cluster_kind = "even" if row["even"] else "uneven"
+            ProgressBar.write(LINE.format(**row, kind=cluster_kind, keys=typed(row["chosen"])))
             if grid.output:
                 write_json(grid.output, {"keys": vars(grid), "clusters": rows})
+
     print(summary(rows))
     return 0
 
 
-def compare_choice(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
+def compare_choice(site: Profile, config: PlanConfig, plan_book: Book, judging_book: Book) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, which may be more.
 
     Rivals are the finalists of this search, and of one with as many other questions. All other questions evaluate.
     """
-    as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    found = finalists(Bench(site, config, mine), site.layers)
-    rivals = finalists(Bench(site, config, as_many), site.layers)
-    chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    bench, tokens = Bench(site, config, others), config.run.max_new_tokens
-    near = dict.fromkeys((chosen, plain, *nearly_best(found), *nearly_best(rivals)))
-    speeds = {one: bench.trial(one, others.answers, tokens).speed for one in near}
+    # candidates
+    rival_book = judging_book._replace(answers=judging_book.answers[:len(plan_book.answers)])
+    plan_trials = finalists(Bench(site, config, plan_book), site.layers)
+    rival_trials = finalists(Bench(site, config, rival_book), site.layers)
+    chosen, plain = choice(plan_trials).candidate, plain_of(rival_trials).candidate
+    rivals = dict.fromkeys((chosen, plain, *nearly_best(plan_trials), *nearly_best(rival_trials)))
+
+    # evaluation
+    bench, max_tokens = Bench(site, config, judging_book), config.run.max_new_tokens
+    speeds = {rival: bench.trial(rival, judging_book.answers, max_tokens).speed for rival in rivals}
     best = max(speeds, key=speeds.__getitem__)
     return {
         **facts(site),

@@ -12,38 +12,38 @@ from eval.plan.candidates import Candidate, Families
 from eval.plan.trial import Bench, Trial
 from launch.progress import ProgressBar
 
-FIRST = 4  # splits of a family to try first
-NEAR = 0.9  # share of the best speed at which the best of a method with a draft always stays
+MAX_FIRST_SPLITS = 4  # of a family
+NEARLY_BEST = 0.9  # share of the best speed at which the best of a method with a draft always stays
 WORTH = 1.02  # least speed-up that justifies more boards, or guesses
 
 
 class Rung(NamedTuple):
     """A step of the search: the amount of the record to answer, and the number of candidates that stay."""
 
-    answers: int
-    tokens: int
-    guesses: int  # most guesses in a tree of streaming: a smaller tree is nearly as good, and faster to simulate
-    stay: int
-    slower: float  # share of the best speed that a candidate must reach
+    max_answers: int
+    max_tokens: int
+    max_guesses: int  # in a tree of streaming: a smaller tree is nearly as good, and faster to simulate
+    max_staying: int
+    least_share: float  # of the best speed, that a candidate must reach
 
 
 Candidates = Iterable[Candidate]
-COUNT = 1 << 20  # no limit
-FEW = Rung(3, 12, 64, 8, 0.65)
-MORE = Rung(6, 24, 64, 5, 0.8)
-ALL = Rung(COUNT, COUNT, COUNT, 5, 0.0)
+NO_LIMIT = 1 << 20
+FEW_TOKENS = Rung(3, 12, 64, 8, 0.65)
+MORE_TOKENS = Rung(6, 24, 64, 5, 0.8)
+ALL_TOKENS = Rung(NO_LIMIT, NO_LIMIT, NO_LIMIT, 5, 0.0)
 
 
 class Search:
     """A search over one cluster, among families of candidates. Raises ValueError if none of them fits."""
 
-    def __init__(self, bench: Bench, families: Families, shown: bool = True) -> None:
-        self._bench, self._shown = bench, shown
+    def __init__(self, bench: Bench, families: Families, shows_progress: bool = True) -> None:
+        self._bench, self._shows_progress = bench, shows_progress
         self._families = [list(filter(bench.fits, family)) for family in families]
         self._fitting = list(chain.from_iterable(self._families))
         self._trials: dict[tuple[Candidate, Rung], Trial] = {}
         if not self._fitting:
-            raise ValueError(_too_large(bench, chain.from_iterable(families)))
+            raise ValueError(_too_large_message(bench, chain.from_iterable(families)))
 
     @property
     def tried(self) -> int:
@@ -52,15 +52,21 @@ class Search:
 
     def run(self) -> list[Trial]:
         """Return the trials of the finalists over the whole record, the fastest first."""
-        spread = [one for family in self._families for one in _spread(family)]
-        good = {one.kind for one in self._best(spread, FEW, "methods")}
-        wider = [one for one in self._fitting if one.kind in good]
-        near = self._best([*spread, *wider], FEW, "splits")
-        varied = self._best(_varied(near), FEW, "sizes")
-        varied = self._best([*varied, *_varied(varied[:3])], FEW, "sizes")
-        finalists = self._refined(self._best([*near, *varied], MORE, "longer"))
-        plain = self._best([one for one in self._fitting if one.plain], FEW, "plain")
-        return self._ranked([*finalists, *plain[:2]], ALL, "finalists")
+        # methods and drafts
+        spread = list(chain.from_iterable(map(_spread, self._families)))
+        good_kinds = {candidate.kind for candidate in self._best(spread, FEW_TOKENS, "methods")}
+
+        # splits and sizes
+        of_good_kinds = [candidate for candidate in self._fitting if candidate.kind in good_kinds]
+        best_splits = self._best([*spread, *of_good_kinds], FEW_TOKENS, "splits")
+        best_sizes = self._best(_varied(best_splits), FEW_TOKENS, "sizes")
+        best_sizes = self._best([*best_sizes, *_varied(best_sizes[:3])], FEW_TOKENS, "sizes")
+
+        # finalists
+        finalists = self._refined(self._best([*best_splits, *best_sizes], MORE_TOKENS, "longer"))
+        all_plain = [candidate for candidate in self._fitting if candidate.plain]
+        best_plain = self._best(all_plain, FEW_TOKENS, "plain")[:2]
+        return self._ranked([*finalists, *best_plain], ALL_TOKENS, "finalists")
 
     def with_other_sizes(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Return these finalists, and the best candidate of the chosen method and draft over the most boards.
@@ -69,59 +75,66 @@ class Search:
         """
         tried = candidates(finalists)
         chosen = choice(finalists).candidate
-        others = [replace(one, sizes=chosen.sizes) for one in self._fitting
-                  if one.kind == chosen.kind and one.members == chosen.members]
-        most = max(len(one.boards) for one in others)
-        if len(chosen.boards) < most:
-            others = [one for one in others if len(one.boards) == most]
-        elif any(len(one.boards) < most for one in tried if not one.plain):
+        others = [replace(candidate, sizes=chosen.sizes) for candidate in self._fitting
+                  if candidate.kind == chosen.kind and candidate.members == chosen.members]
+        max_boards = max(len(other.boards) for other in others)
+
+        if len(chosen.boards) < max_boards:
+            others = [other for other in others if len(other.boards) == max_boards]
+        elif any(len(candidate.boards) < max_boards for candidate in tried if not candidate.plain):
             others = []
         else:
-            others = [one for one in others if len(one.boards) < most]
-        best = self._best(others, FEW, "boards")[:1]
-        return self._ranked([*tried, *best], ALL, "boards")
+            others = [other for other in others if len(other.boards) < max_boards]
 
-    def _refined(self, better: list[Candidate]) -> list[Candidate]:
+        best_other = self._best(others, FEW_TOKENS, "boards")[:1]
+        return self._ranked([*tried, *best_other], ALL_TOKENS, "boards")
+
+    def _refined(self, best: list[Candidate]) -> list[Candidate]:
         """Improve candidates: change a size or the draft of the fastest of each method as long as that is faster."""
-        kinds = sorted({one.kind for one in self._fitting})
-        seen = set[Candidate]()
+        kinds = sorted({candidate.kind for candidate in self._fitting})
+        refined = set[Candidate]()
         while True:
-            firsts = {one.method: one for one in reversed(better)}
-            fresh = [one for one in firsts.values() if one not in seen]
-            if not fresh:
-                return better
-            seen.update(fresh)
-            others = _varied(fresh)
-            for one in fresh:
-                others += [replace(one, draft=draft) for method, draft in kinds if method == one.method]
-            better = self._best([*better, *others], MORE, "refined")
+            fastest_by_method = {candidate.method: candidate for candidate in reversed(best)}
+            to_refine = [candidate for candidate in fastest_by_method.values() if candidate not in refined]
+            if not to_refine:
+                return best
+            refined.update(to_refine)
 
-    def _best(self, chosen: Candidates, rung: Rung, what: str) -> list[Candidate]:
+            others = _varied(to_refine)
+            for candidate in to_refine:
+                others += [replace(candidate, draft=draft) for method, draft in kinds if method == candidate.method]
+            best = self._best([*best, *others], MORE_TOKENS, "refined")
+
+    def _best(self, chosen: Candidates, rung: Rung, label: str) -> list[Candidate]:
         """Return the candidates that stay: the fastest, and the best of each method and draft that is hardly slower.
 
         Otherwise many sizes of one method would displace another method that few tokens cannot distinguish from it.
         """
-        ranked = self._ranked(chosen, rung, what)
-        top = ranked[0].speed if ranked else 0.0
-        fast = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
-        staying = candidates(fast)
-        for trial in ranked[rung.stay:]:
-            kinds = {one.kind for one in staying}
-            if trial.speed >= NEAR * top and trial.candidate.kind not in kinds:
-                staying.append(trial.candidate)
+        ranked = self._ranked(chosen, rung, label)
+        best_speed = ranked[0].speed if ranked else 0.0
+        least_speed = rung.least_share * best_speed
+        staying = candidates(trial for trial in ranked[:rung.max_staying] if trial.speed >= least_speed)
+
+        staying_kinds = {candidate.kind for candidate in staying}
+        for trial in ranked[rung.max_staying:]:
+            candidate = trial.candidate
+            if trial.speed >= NEARLY_BEST * best_speed and candidate.kind not in staying_kinds:
+                staying.append(candidate)
+                staying_kinds.add(candidate.kind)
         return staying
 
-    def _ranked(self, chosen: Candidates, rung: Rung, what: str) -> list[Trial]:
+    def _ranked(self, chosen: Candidates, rung: Rung, label: str) -> list[Trial]:
         """Return a trial of each candidate, the fastest first; in a tie the one on fewer boards first."""
-        answers = self._bench.book.answers[:rung.answers]
-        once = dict.fromkeys(chosen)
-        for one in ProgressBar(once, what, unit="candidate", leave=False, disable=not self._shown):
-            if (one, rung) not in self._trials:
-                trial = self._bench.trial(one, answers, rung.tokens, rung.guesses)
-                self._trials[one, rung] = trial
-        found = [self._trials[one, rung] for one in once]
-        found.sort(key=lambda trial: len(trial.candidate.boards))
-        return sorted(found, key=lambda trial: -trial.speed)
+        answers = self._bench.book.answers[:rung.max_answers]
+        distinct = dict.fromkeys(chosen)
+        progress = ProgressBar(distinct, label, unit="candidate", leave=False, disable=not self._shows_progress)
+        for candidate in progress:
+            if (candidate, rung) not in self._trials:
+                trial = self._bench.trial(candidate, answers, rung.max_tokens, rung.max_guesses)
+                self._trials[candidate, rung] = trial
+
+        trials = [self._trials[candidate, rung] for candidate in distinct]
+        return sorted(trials, key=lambda trial: (-trial.speed, len(trial.candidate.boards)))
 
 
 def candidates(trials: Iterable[Trial]) -> list[Candidate]:
@@ -131,7 +144,7 @@ def candidates(trials: Iterable[Trial]) -> list[Candidate]:
 
 def nearly_best(trials: Sequence[Trial]) -> list[Candidate]:
     """Return the candidates that are hardly slower than the first, which is the fastest."""
-    return [trial.candidate for trial in trials if trial.speed >= NEAR * trials[0].speed]
+    return [trial.candidate for trial in trials if trial.speed >= NEARLY_BEST * trials[0].speed]
 
 
 def plain_of(finalists: Sequence[Trial]) -> Trial:
@@ -147,21 +160,21 @@ def choice(finalists: Sequence[Trial]) -> Trial:
 
 def _varied(chosen: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates that differ from one of these in one size."""
-    return [near for one in chosen for near in one.varied()]
+    return list(chain.from_iterable(candidate.varied() for candidate in chosen))
 
 
 def _spread(family: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield at most `FIRST` candidates of a family, evenly spaced, including the first and the last one."""
-    last, steps = len(family) - 1, FIRST - 1
-    if last < FIRST:
+    """Yield at most `MAX_FIRST_SPLITS` candidates of a family, evenly spaced, with the first and the last one."""
+    last_index, num_steps = len(family) - 1, MAX_FIRST_SPLITS - 1
+    if last_index < MAX_FIRST_SPLITS:
         yield from family
     else:
-        yield from (family[round(i * last / steps)] for i in range(FIRST))
+        yield from (family[round(step * last_index / num_steps)] for step in range(MAX_FIRST_SPLITS))
 
 
-def _too_large(bench: Bench, tried: Candidates) -> str:
+def _too_large_message(bench: Bench, tried: Candidates) -> str:
     """Return the error message for no plan that fits, with the memory that one would need."""
-    fullest = (max(bench.memory(one).values()) for one in tried)
-    sizes = ", ".join(f"{size:g}" for size in bench.site.memory)
-    return (f"no split fits, since even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
-            f"{sizes}: add boards, quantize the weights (layer_gb=), or give a smaller max_length")
+    largest_parts = (max(bench.memory(candidate).values()) for candidate in tried)
+    memory_sizes = ", ".join(f"{size:g}" for size in bench.site.memory)
+    return (f"no split fits, since even the smallest part takes {min(largest_parts):.1f} GB on a board, and the "
+            f"boards have {memory_sizes}: add boards, quantize the weights (layer_gb=), or give a smaller max_length")
