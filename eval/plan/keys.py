@@ -17,8 +17,8 @@ from eval.keys import DataSetKeys
 
 COMMAND = "python3 -m scripts.plan"
 PLAN_DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
-NETWORKS = ("eagle", "model", "ssm")  # kinds of networks that a plan considers by default
-OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys with the defaults of a run in a single run of a plan
+DEFAULT_NETWORKS = ("eagle", "model", "ssm")  # kinds of networks that a plan considers by default
+RUN_DEFAULT_KEYS = ("pipeline_type", "draft", "hosts", "questions")  # of a plan's single run
 
 
 @dataclass(frozen=True)
@@ -61,32 +61,39 @@ class PlanConfig(DataSetKeys):
 
     def problems(self) -> Iterator[str]:
         run, drafts = self.run, listed(self.drafts)
-        for list_name, known in (("methods", tuple(METHODS)), ("drafts", DRAFTS)):
+        for list_name, valid_names in (("methods", tuple(METHODS)), ("drafts", DRAFTS)):
             typed_list = getattr(self, list_name)
             for name in listed(typed_list):
-                if name not in known:
-                    yield f"{list_name}={typed_list} holds {name}, which is unknown: choose from {', '.join(known)}"
+                if name not in valid_names:
+                    options = ", ".join(valid_names)
+                    yield f"{list_name}={typed_list} holds {name}, which is unknown: choose from {options}"
+
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):
             yield no_head(run)
+
         for number in listed(self.memory):
             if not NUMBER.fullmatch(number) or float(number) <= 0:
                 yield f"memory={self.memory} is no list of gigabytes: give numbers above 0, such as 8,8,16"
+
+        # the cluster
         is_measured = bool(self.measure or self.measured)
-        if run.profile == "none" and not is_measured:
+        has_profile = run.profile != "none"
+        if not has_profile and not is_measured:
             yield "the cluster is missing: give profile=jetson-7b or profile=FILE.json, or measure=true"
-        if run.profile != "none" and is_measured:
+        if has_profile and is_measured:
             yield f"profile={run.profile} and a measurement are both given: give only one of them"
-        others = f"hosts={run.hosts}" if run.hosts else "" if run.profile == "none" else f"profile={run.profile}"
-        if self.check and others:
-            yield f"check={self.check} runs on this machine, but {others} describes others: omit one of them"
+
+        other_machines = f"hosts={run.hosts}" if run.hosts else f"profile={run.profile}"
+        if self.check and (run.hosts or has_profile):
+            yield f"check={self.check} runs on this machine, but {other_machines} describes others: omit one of them"
         if self.write_hosts and not run.hosts:
             yield f"write_hosts={self.write_hosts} needs the lines of a hosts file: add hosts=FILE"
 
     def single(self, **changes: Any) -> RunConfig:
         """Return the configuration of a single run, with these keys in place of the plan's."""
-        usual = {key: getattr(RunConfig, key) for key in OPEN}
-        values = {**usual, **changes}
+        run_defaults = {key: getattr(RunConfig, key) for key in RUN_DEFAULT_KEYS}
+        values = {**run_defaults, **changes}
         if MODEL_KEY not in reads(values["draft"]):
             values["draft_dir"] = ""
         return replace(self.run, **values)
@@ -99,38 +106,41 @@ class PlanConfig(DataSetKeys):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of drafting networks to consider for which a folder is given."""
-        run, asked = self.run, _sources(listed(self.drafts))
-        head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
-        folders = {HEAD_KEY: head, MODEL_KEY: run.draft_dir, MODELS_KEY: run.ssm}
-        if any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
-            asked += "ssm",
-        considered = asked if self.drafts else NETWORKS
-        available = (kind for kind, key in FOLDERS.items() if folders[key])
+        run = self.run
+        head_dir = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
+        dirs = {HEAD_KEY: head_dir, MODEL_KEY: run.draft_dir, MODELS_KEY: run.ssm}
+        available = (kind for kind, key in FOLDERS.items() if dirs[key])
+
+        considered: tuple[str, ...] = DEFAULT_NETWORKS
+        if self.drafts:
+            considered = _sources(listed(self.drafts))
+            if any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
+                considered += "ssm",
         return tuple(kind for kind in available if kind in considered)
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
-        mixed = (f"{kind}+suffix" for kind in self.kinds)
-        possible = [name for name in mixed if name in DRAFTS]
-        return listed(self.drafts) or ("suffix", *self.kinds, *possible)
+        with_suffix = (f"{kind}+suffix" for kind in self.kinds)
+        possible_mixtures = [name for name in with_suffix if name in DRAFTS]
+        return listed(self.drafts) or ("suffix", *self.kinds, *possible_mixtures)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods that may be chosen, plain decoding always; by default, those for small models only with some."""
         possible = (name for name in METHODS if self.run.ssm or METHODS[name].draft != "ssm")
-        named = listed(self.methods) or tuple(name for name in possible if METHODS[name].planned)
-        return ("ar", *(name for name in named if name != "ar"))
+        typed_methods = listed(self.methods) or tuple(name for name in possible if METHODS[name].planned)
+        return ("ar", *(name for name in typed_methods if name != "ar"))
 
-    def gigabytes(self, boards: int) -> tuple[float, ...]:
+    def gigabytes(self, num_boards: int) -> tuple[float, ...]:
         """Return the memory of each board, or () if it is not given. Raise ValueError for another number of boards."""
-        given = tuple(map(float, listed(self.memory)))
-        if len(given) == 1:
-            return given * boards
-        if given and len(given) != boards:
-            raise ValueError(f"memory={self.memory} has {len(given)} numbers for {boards} boards: give one number for "
-                             "all, or one for each")
-        return given
+        board_sizes = tuple(map(float, listed(self.memory)))
+        if len(board_sizes) == 1:
+            return board_sizes * num_boards
+        if board_sizes and len(board_sizes) != num_boards:
+            raise ValueError(f"memory={self.memory} has {len(board_sizes)} numbers for {num_boards} boards: give one "
+                             "number for all, or one for each")
+        return board_sizes
 
 
 def _sources(drafts: Sequence[str]) -> tuple[str, ...]:

@@ -21,9 +21,9 @@ from launch.progress import ProgressBar
 from launch.words import with_model
 
 COMMAND = "python3 -m scripts.bench profiles"
-ASKED = {"methods": "ar,naive,serial,pruned,pipedec,continuous,streaming", "max_new_tokens": "128"}
-BOARDS = (1.0,) * 4
-OURS = "streaming"
+DEFAULT_KEYS = {"methods": "ar,naive,serial,pruned,pipedec,continuous,streaming", "max_new_tokens": "128"}
+DEFAULT_FACTORS = (1.0,) * 4
+COMPARED_METHOD = "streaming"
 
 
 class Row(NamedTuple):
@@ -42,11 +42,14 @@ class Row(NamedTuple):
 def profiles(argv: list[str]) -> int:
     """Run the command `python3 -m scripts.bench profiles`; return its exit code."""
     argv = with_model(argv)
-    typed = raw_values(argv).get("profile")
-    asked = with_defaults(argv, {**ASKED, "profile": typed or "server"})
-    config = parse(words(asked), COMMAND, kind=PlanConfig)
-    chosen = config.run.cluster
-    rows = list(tried(config, {typed: chosen} if typed and chosen else PROFILES))
+    typed_profile = raw_values(argv).get("profile")
+    all_words = with_defaults(argv, {**DEFAULT_KEYS, "profile": typed_profile or "server"})
+    config = parse(words(all_words), COMMAND, kind=PlanConfig)
+
+    typed_cluster = config.run.cluster
+    clusters = {typed_profile: typed_cluster} if typed_profile and typed_cluster else PROFILES
+    rows = list(tried(config, clusters))
+
     cells = [[*row[:3], *map(number, (row.mean, *row.speeds))] for row in rows]
     heading = ("simulated", "draft", "method", "mean", *config.chosen_sets)
     print(in_columns(heading, cells, names=3))
@@ -55,34 +58,40 @@ def profiles(argv: list[str]) -> int:
     return 0
 
 
-def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
+def tried(config: PlanConfig, clusters: Mapping[str, Profile]) -> Iterator[Row]:
     """Yield the speed of each method with each draft on these clusters, over one pipeline of all boards. Sizes that are
     not given are measured at the start."""
-    book, run = book_of(config), config.run
-    names = [[name] * len(questions) for name, questions in config.questions_by_set.items()]
-    turns = chain.from_iterable(zip_longest(*names))
-    sets = list(filter(None, turns))  # the set of each question, in the order of the record
+    book, max_tokens = book_of(config), config.run.max_new_tokens
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
-    for name, site in ProgressBar(sites.items(), unit="cluster", leave=False):
-        site = replace(site, factors=site.factors or BOARDS)
-        split = evenly(len(site.factors), site.layers)
-        bench = Bench(site, config, book)
-        for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
-            trial = bench.trial(replace(one, sizes=()), book.answers, run.max_new_tokens)
+
+    # the set of each question, in the order of the record
+    names_by_set = [[name] * len(questions) for name, questions in config.questions_by_set.items()]
+    set_turns = chain.from_iterable(zip_longest(*names_by_set))
+    set_names = list(filter(None, set_turns))
+
+    for profile_name, cluster in ProgressBar(clusters.items(), unit="cluster", leave=False):
+        cluster = replace(cluster, factors=cluster.factors or DEFAULT_FACTORS)
+        even_split = evenly(len(cluster.factors), cluster.layers)
+        bench = Bench(cluster, config, book)
+
+        for [candidate] in families(cluster, cluster.layers, methods, config.chosen_drafts, even_split):
+            trial = bench.trial(replace(candidate, sizes=()), book.answers, max_tokens)
             speeds = []
             for chosen_set in config.chosen_sets:
-                speeds.append(speed([answer for answer, of in zip(trial.answers, sets) if of == chosen_set]))
-            yield Row(name, one.draft, one.method, speeds)
+                answers = [answer for answer, set_name in zip(trial.answers, set_names) if set_name == chosen_set]
+                speeds.append(speed(answers))
+            yield Row(profile_name, candidate.draft, candidate.method, speeds)
 
 
 def compared(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines that compare `streaming` with the best other method, by cluster and draft."""
-    for ours in rows:
-        others = [row for row in rows if row.profile == ours.profile
-                  and row.draft in (ours.draft, "none") and row.method != OURS]
-        if ours.method == OURS and others:
-            best = np.max([row.speeds for row in others], axis=0)
-            shares = np.array(ours.speeds) / best
-            mean = ours.mean / max(row.mean for row in others)
-            yield (f"{ours.profile}, {ours.draft}: {OURS} is {mean:.3f} times the best other on average, "
-                   f"{shares.min():.3f} on its worst set (simulated)")
+    for row in rows:
+        other_rows = [other for other in rows if other.profile == row.profile
+                      and other.draft in (row.draft, "none") and other.method != COMPARED_METHOD]
+
+        if row.method == COMPARED_METHOD and other_rows:
+            best_speeds = np.max([other.speeds for other in other_rows], axis=0)
+            speed_ratios = np.array(row.speeds) / best_speeds
+            mean_ratio = row.mean / max(other.mean for other in other_rows)
+            yield (f"{row.profile}, {row.draft}: {COMPARED_METHOD} is {mean_ratio:.3f} times the best other on "
+                   f"average, {speed_ratios.min():.3f} on its worst set (simulated)")
