@@ -22,7 +22,7 @@ def as_it_was():
 
 
 def test_a_layer_s_time_is_kernels_dispatch_and_python(monkeypatch, capsys):
-    monkeypatch.setattr(layers, "WIDTHS", {64: (96, 2)})
+    monkeypatch.setattr(layers, "LAYER_SIZES", {64: (96, 2)})
     monkeypatch.setattr(layers, "CONTEXT", 8)
     monkeypatch.setattr(layers, "FORMS", layers.FORMS[:1])
     assert layers.layers("--widths 64 --repeats 2".split()) == 0
