@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import BinaryIO, Iterator, Sequence
@@ -31,13 +32,13 @@ from launch.words import resolve
 PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
 KINDS = "kill", "stop"  # of accidents, everywhere
 DISK_SIZE = 32 << 20  # bytes
-LOOK = 0.05  # seconds between two checks for boards that have ended
-REFUSED = 2  # exit code of a board that was refused
-START = 60.0  # seconds for a board to start
-PATIENCE = 10.0  # seconds for the boards to end with rank 0
+CHECK_SECONDS = 0.05  # between two checks for boards that have ended
+REFUSED_EXIT_CODE = 2  # of a board with another split
+START_SECONDS = 60.0  # for a board to start
+END_SECONDS = 10.0  # for the boards to end with rank 0
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 # Random loss, or if the kernel lacks it, a wire of 1 Mbit/s that drops all that would have to wait.
-LOSSES = ("netem", "loss", "20%"), ("tbf", "rate", "1mbit", "burst", "2kb", "limit", "4kb")
+LOSSY_WIRES = ("netem", "loss", "20%"), ("tbf", "rate", "1mbit", "burst", "2kb", "limit", "4kb")
 
 
 def run(*words: object) -> bool:
@@ -51,11 +52,11 @@ def run(*words: object) -> bool:
 def small_disk(folder: Path) -> Iterator[bool]:
     """Make a folder a separate disk, which can be filled; yield whether that is allowed."""
     folder.mkdir()
-    mounted = run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "flowspec", folder)
+    is_mounted = run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "flowspec", folder)
     try:
-        yield mounted
+        yield is_mounted
     finally:
-        if mounted:
+        if is_mounted:
             run("umount", "-l", folder)
 
 
@@ -66,43 +67,44 @@ class Place:
                  kinds: Sequence[str], folder: Path) -> None:
         self.timeout, self.ranks, self.kinds, self.folder = timeout, ranks, kinds, folder
 
-    def victim(self, kind: str, chance: random.Random) -> int:
+    def victim(self, kind: str, random_source: random.Random) -> int:
         """Return a rank to which an accident of this kind can happen; the end of rank 0 would end all."""
-        first = [0] if kind in ("cut", "loss") else []
-        return chance.choice([*first, *self.ranks])
+        rank_0 = [0] if kind in ("cut", "loss") else []
+        return random_source.choice([*rank_0, *self.ranks])
 
-    def strike(self, kind: str, rank: int, chance: random.Random) -> None:
+    def strike(self, kind: str, rank: int, random_source: random.Random) -> None:
         """Cause an accident of this kind to a rank; return when it is over, except for the recovery of others."""
         assert kind in self.kinds, (kind, self.kinds)
-        getattr(self, f"_{kind}")(rank, chance)
+        getattr(self, f"_{kind}")(rank, random_source)
 
-    def signal(self, rank: int, number: int) -> None:
+    def signal(self, rank: int, signal_number: int) -> None:
         """Send a signal to the process of a rank if it is running."""
         raise NotImplementedError
 
-    def _kill(self, rank: int, chance: random.Random) -> None:
+    def _kill(self, rank: int, random_source: random.Random) -> None:
         self.signal(rank, signal.SIGKILL)
 
-    def _stop(self, rank: int, chance: random.Random) -> None:
+    def _stop(self, rank: int, random_source: random.Random) -> None:
         """Stop a rank for longer than the others wait for it."""
         self.signal(rank, signal.SIGSTOP)
 
-    def _disk(self, rank: int, chance: random.Random) -> None:
+    def _disk(self, rank: int, random_source: random.Random) -> None:
         """Fill the disk of the traces for a while."""
-        junk = self.folder / "disk" / "junk"
-        with suppress(OSError), open(junk, "wb", buffering=0) as file:
-            while file.write(bytes(1 << 16)):
+        junk_path = self.folder / "disk" / "junk"
+        with suppress(OSError), open(junk_path, "wb", buffering=0) as junk_file:
+            while junk_file.write(bytes(1 << 16)):
                 pass
-        time.sleep(chance.uniform(0.5, 2.0))
-        junk.unlink()
+
+        time.sleep(random_source.uniform(0.5, 2.0))
+        junk_path.unlink()
 
 
 class Processes(Place):
     """Ranks of one machine, which their launcher restarts."""
 
-    def signal(self, rank: int, number: int) -> None:
-        ranks, = processes.started
-        ranks.send_signal(rank, number)
+    def signal(self, rank: int, signal_number: int) -> None:
+        all_ranks, = processes.started
+        all_ranks.send_signal(rank, signal_number)
 
 
 class Boards(Place):
@@ -116,103 +118,116 @@ class Boards(Place):
         """Start all boards with these arguments, restart those that end, and finally wait until all end with rank 0."""
         self._words, self._spaces = words, spaces
         self._running = {rank: self._start(rank) for rank in self.ranks}
-        over = Event()
-        keeper = guarded("keeper", lambda: self._keep(over), lambda thread, error: print(
-            f"boards that end are not restarted any more: {error}", file=sys.stderr))
+        is_over = Event()
+
+        def warn(thread: str, error: BaseException) -> None:
+            print(f"boards that end are not restarted any more: {error}", file=sys.stderr)
+
+        restarts = guarded("keeper", lambda: self._keep_running(is_over), warn)
         try:
             yield
         finally:
-            over.set()
-            keeper.join()
-            until = time.monotonic() + PATIENCE
+            is_over.set()
+            restarts.join()
+            waits_until = time.monotonic() + END_SECONDS
             for board in self._running.values():
                 with suppress(subprocess.TimeoutExpired):
-                    board.wait(max(0.0, until - time.monotonic()))
+                    board.wait(max(0.0, waits_until - time.monotonic()))
                 board.kill()
                 board.wait()
 
-    def signal(self, rank: int, number: int) -> None:
+    def signal(self, rank: int, signal_number: int) -> None:
         board = self._running.get(rank)
         if board:
-            board.send_signal(number)
+            board.send_signal(signal_number)
 
-    def _stop(self, rank: int, chance: random.Random) -> None:
-        super()._stop(rank, chance)
-        time.sleep(self.timeout + chance.uniform(1.0, 3.0))
-        self.signal(rank, chance.choice([signal.SIGCONT, signal.SIGKILL]))
+    def _stop(self, rank: int, random_source: random.Random) -> None:
+        super()._stop(rank, random_source)
+        time.sleep(self.timeout + random_source.uniform(1.0, 3.0))
+        self.signal(rank, random_source.choice([signal.SIGCONT, signal.SIGKILL]))
 
-    def _cut(self, rank: int, chance: random.Random) -> None:
+    def _cut(self, rank: int, random_source: random.Random) -> None:
         """Disconnect a board's cable for a while."""
         switch = self._spaces[0].rpartition("-")[0] + "-switch"
-        link = "ip", "-n", switch, "link", "set", f"port{rank}"
-        run(*link, "down")
-        time.sleep(chance.uniform(0.3, 2 * self.timeout + 1))
-        run(*link, "up")
+        set_link = "ip", "-n", switch, "link", "set", f"port{rank}"
+        run(*set_link, "down")
+        time.sleep(random_source.uniform(0.3, 2 * self.timeout + 1))
+        run(*set_link, "up")
 
-    def _loss(self, rank: int, chance: random.Random) -> None:
+    def _loss(self, rank: int, random_source: random.Random) -> None:
         """Make the wire of a board lose packets for a while."""
         tc = "tc", "-n", self._spaces[rank], "qdisc"
-        lossy = any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES)
-        assert lossy, "no wire can lose packets here"
-        time.sleep(chance.uniform(1.0, 2 * self.timeout))
+        is_lossy = any(run(*tc, "add", "dev", "eth0", "root", *discipline) for discipline in LOSSY_WIRES)
+        assert is_lossy, "no wire can lose packets here"
+        time.sleep(random_source.uniform(1.0, 2 * self.timeout))
         run(*tc, "del", "dev", "eth0", "root")
 
-    def _split(self, rank: int, chance: random.Random) -> None:
+    def _split(self, rank: int, random_source: random.Random) -> None:
         """End a board, and restart it with the part of another split, which must be refused; then it may restart with
         the correct one."""
-        board = self._running.pop(rank)  # so it is not restarted for now
+        board = self._running.pop(rank)  # so that it is not restarted for now
         board.kill()
         board.wait()
-        wrong = self._start(rank, self.folder / "other")
-        try:
-            assert wrong.wait(2 * START) == REFUSED, f"rank {rank} came back with another split, and ended otherwise"
-        finally:
-            wrong.kill()
-            self._running[rank] = wrong
 
-    def _keep(self, over: Event) -> None:
-        while not over.wait(LOOK):
+        wrong_board = self._start(rank, self.folder / "other")
+        try:
+            exit_code = wrong_board.wait(2 * START_SECONDS)
+            assert exit_code == REFUSED_EXIT_CODE, f"rank {rank} came back with another split, and ended otherwise"
+        finally:
+            wrong_board.kill()
+            self._running[rank] = wrong_board
+
+    def _keep_running(self, is_over: Event) -> None:
+        while not is_over.wait(CHECK_SECONDS):
             for rank, board in list(self._running.items()):
-                if board.poll() is not None and self._running.get(rank) is board:
+                has_ended = board.poll() is not None
+                if has_ended and self._running.get(rank) is board:
                     self._running[rank] = self._start(rank)
 
-    def _start(self, rank: int, model: Path | None = None) -> subprocess.Popen[bytes]:
-        words = [word for word in self._words if not (model and word.startswith("model_dir="))]
-        words += [f"model_dir={model}"] if model else []
-        keys = self.folder / "keys"
-        words += [f"keys={keys / str(rank)}"] if keys.is_dir() else []
-        space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
+    def _start(self, rank: int, model_dir: Path | None = None) -> subprocess.Popen[bytes]:
+        words = list(self._words)
+        if model_dir:
+            words = [word for word in words if not word.startswith("model_dir=")]
+            words.append(f"model_dir={model_dir}")
+        keys_dir = self.folder / "keys"
+        if keys_dir.is_dir():
+            words.append(f"keys={keys_dir / str(rank)}")
+
+        enter_space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
+        command = [*enter_space, "bash", str(ROOT / "run_jetson.sh"), *words]
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
-        with open(self.folder / f"board_{rank}.log", "ab") as log:
-            command = [*space, "bash", str(ROOT / "run_jetson.sh"), *words]
-            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        with open(self.folder / f"board_{rank}.log", "ab") as log_file:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log_file,
+                                    stderr=log_file)
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def network(count: int, folder: Path, apart: bool) -> Iterator[list[str]]:
-    """Yield the network namespaces of `count` boards, after this thread has entered the first; none if not allowed.
+def network(num_boards: int, folder: Path, has_namespaces: bool) -> Iterator[list[str]]:
+    """Yield the network namespaces of some boards, after this thread has entered the first; none if not allowed.
 
-    `folder/hosts` lists their addresses. Unless they are to be `apart`, these are loopback addresses.
+    `folder/hosts` lists their addresses. Without namespaces, these are loopback addresses.
     """
-    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"logs={folder}"]
-    with subprocess.Popen(script if apart else ["true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as made:
-        assert made.stdout is not None
-        lines = [line for _, line in zip(range(count + 1), made.stdout)]
+    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={num_boards}", f"logs={folder}"]
+    with subprocess.Popen(script if has_namespaces else ["true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        lines = islice(process.stdout, num_boards + 1)
         spaces = [line.split()[2] for line in lines if line.startswith("rank ")]
         if not spaces:
-            (folder / "hosts").write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
+            (folder / "hosts").write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(num_boards)))
             yield []
             return
-        with open("/proc/thread-self/ns/net", "rb") as home, open(f"/run/netns/{spaces[0]}", "rb") as own:
+
+        with open("/proc/thread-self/ns/net", "rb") as home_space, \
+                open(f"/run/netns/{spaces[0]}", "rb") as first_space:
             try:
-                _enter(own)
+                _enter(first_space)
                 yield spaces
             finally:
-                _enter(home)
-                made.terminate()
+                _enter(home_space)
+                process.terminate()
 
 
 def _enter(space: BinaryIO) -> None:
@@ -230,53 +245,63 @@ def free_port() -> int:
 # --- a pipeline and the place of its ranks ----------------------------------------------------------------------------
 
 @contextmanager
-def opened(name: str, words: Sequence[str],
+def opened(place_name: str, words: Sequence[str],
            folder: Path) -> Iterator[tuple[Pipeline, Place]]:
     """Yield the pipeline for a command's arguments, and the place of this name; `folder` is for its files.
 
     Its trace is on a small disk, which accidents can fill, if this user may create one.
     """
-    config = resolve(words).keys.run
-    prepared = prepare(config)
+    preset, *key_words = words
+    run_config = resolve(words).keys.run
+    prepared = prepare(run_config)
     # Boards must refuse the part of another split since it differs from rank 0's, not since another one was named.
-    keys = raw_values(words[1:])
+    keys = raw_values(key_words)
     keys.update(model_dir=str(prepared.folder), stages="")
     ranks, kinds = range(1, prepared.placement.world), [*KINDS]
-    with ExitStack() as ends:
-        if ends.enter_context(small_disk(folder / "disk")):
+
+    with ExitStack() as opened_contexts:
+        if opened_contexts.enter_context(small_disk(folder / "disk")):
             keys["trace"] = str(folder / "disk" / "trace")
             kinds.append("disk")
-        if name == PROCESSES:
-            pipeline = ends.enter_context(Pipeline.open(words[0], **keys))
-            yield pipeline, Processes(config.timeout, ranks, kinds, folder)
+
+        if place_name == PROCESSES:
+            pipeline = opened_contexts.enter_context(Pipeline.open(preset, **keys))
+            yield pipeline, Processes(run_config.timeout, ranks, kinds, folder)
             return
-        spaces = ends.enter_context(network(len(ranks) + 1, folder, name == NAMESPACES))
-        keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
-        kinds += ["cut", "loss"] if spaces else []
-        if split_otherwise(config, prepared.spec(0).part.stages, folder / "other"):
+
+        # boards
+        spaces = opened_contexts.enter_context(network(len(ranks) + 1, folder, place_name == NAMESPACES))
+        keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START_SECONDS))
+        if spaces:
+            kinds += ["cut", "loss"]
+        if split_otherwise(run_config, prepared.spec(0).part.stages, folder / "other"):
             kinds.append("split")
-        own_keys = make_keys(folder)
-        boards = Boards(config.timeout, ranks, kinds, folder)
-        typed = [f"{key}={value}" for key, value in keys.items()]
-        ends.enter_context(boards.running([words[0], *typed], spaces))
+
+        rank_0_keys = make_keys(folder)
+        boards = Boards(run_config.timeout, ranks, kinds, folder)
+        board_words = [preset, *(f"{key}={value}" for key, value in keys.items())]
+        opened_contexts.enter_context(boards.running(board_words, spaces))
+
+        # rank 0
         with environment_kept("NODE_RANK"):
             os.environ["NODE_RANK"] = "0"
-            pipeline = ends.enter_context(Pipeline.open(words[0], **keys, **own_keys))
+            pipeline = opened_contexts.enter_context(Pipeline.open(preset, **keys, **rank_0_keys))
         yield pipeline, boards
 
 
-def split_otherwise(config: RunConfig, shares: Sequence[int], folder: Path) -> bool:
-    """Create a split of the model with other shares, for boards to restart with; return False if that is impossible."""
-    if config.model_dir or not config.base_dir or len(shares) < 3:
+def split_otherwise(run_config: RunConfig, stages: Sequence[int], folder: Path) -> bool:
+    """Create a split of the model with other stages, for boards to restart with; return False if that is impossible."""
+    if run_config.model_dir or not run_config.base_dir or len(stages) < 3:
         return False
-    none, first, second, *rest = shares
-    others = none, first - 1, second + 1, *rest
-    split(config.base_dir, folder, "+".join(map(str, others)), config.eagle_dir or None, progress=False)
+
+    rank_0_layers, first_layers, second_layers, *other_layers = stages
+    new_stages = rank_0_layers, first_layers - 1, second_layers + 1, *other_layers
+    split(run_config.base_dir, folder, "+".join(map(str, new_stages)), run_config.eagle_dir or None, progress=False)
     return True
 
 
 def make_keys(folder: Path) -> dict[str, str]:
     """Create the keys of a cluster, if this machine can; return the `keys=` of rank 0, empty without any."""
-    made = run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
-               "push=false")
-    return {"keys": str(folder / "keys" / "0")} if made else {}
+    is_made = run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
+                  "push=false")
+    return {"keys": str(folder / "keys" / "0")} if is_made else {}
