@@ -13,7 +13,7 @@ from config.failure import guarded
 from config.profiles import PROFILES
 from eval.bench import Cost, peers, rpc
 from eval.bench.peers import table, write_random
-from eval.bench.rpc import HERE, wire
+from eval.bench.rpc import LOCALHOST, wire
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
@@ -21,11 +21,11 @@ from tests.test_gguf import TOKENS, write
 
 
 def test_ratios_are_over_the_first_by_the_clock_and_by_the_processor():
-    short, long = peers.ROWS
-    jobs = [(short, peers.WRITTEN), (short, 1), (long, 1)]
+    short, long = peers.PROMPT_LENGTHS
+    jobs = [(short, peers.NUM_TOKENS), (short, 1), (long, 1)]
 
     def costs(factor):
-        decoded = 0.5 + factor * (peers.WRITTEN - 1)
+        decoded = 0.5 + factor * (peers.NUM_TOKENS - 1)
         return [Cost(decoded, 2 * decoded - 0.5), Cost(0.5, 0.5), Cost(2 * factor, factor)]
 
     took = {(name, *job): [cost, Cost(99, 99)]
@@ -41,8 +41,8 @@ def test_ratios_are_over_the_first_by_the_clock_and_by_the_processor():
 def test_without_llama_cpp_the_others_are_compared_and_the_way_to_get_it_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     monkeypatch.setattr(peers, "FORMS", (("float32", "none", "none"),))
-    monkeypatch.setattr(peers, "ROWS", (4, 8))
-    monkeypatch.setattr(peers, "WRITTEN", 3)
+    monkeypatch.setattr(peers, "PROMPT_LENGTHS", (4, 8))
+    monkeypatch.setattr(peers, "NUM_TOKENS", 3)
     path = write(tmp_path / "model.gguf")
     assert peers.peers([str(path), "--threads", "1", "--repeats", "1"]) == 0
     said = capsys.readouterr()
@@ -59,7 +59,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_path, monkeypatch):
     sizes = {"embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 2,
              "attention.head_count_kv": 2, "rope.dimension_count": 32, "attention.key_length": 32}
-    monkeypatch.setattr(peers, "SEVEN_B", sizes)
+    monkeypatch.setattr(peers, "SIZES_7B", sizes)
     made = tmp_path / "random.gguf"
     write_random(write(tmp_path / "model.gguf"), made, 3)
     found = read_sizes(Unfolded(unpack(made, tmp_path / "whole", progress=False)))
@@ -89,9 +89,9 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
 
 def test_wires_of_a_cluster_carry_all_bytes_both_ways_and_not_sooner_than_their_latency_and_rate_allow():
     cluster, sent = replace(PROFILES["jetson-7b"], latency=30.0, mbps=400), bytes(range(256)) * 4096
-    with socket.create_server((HERE, 0)) as door, wire(door.getsockname()[1], cluster) as port:
+    with socket.create_server((LOCALHOST, 0)) as door, wire(door.getsockname()[1], cluster) as port:
         start = time.monotonic()
-        with socket.create_connection((HERE, port)) as here, door.accept()[0] as there:
+        with socket.create_connection((LOCALHOST, port)) as here, door.accept()[0] as there:
             writer = guarded("writer", lambda: (here.sendall(sent), here.shutdown(socket.SHUT_WR)), fail)
             assert whole(there) == sent
             assert time.monotonic() - start >= 0.030 + len(sent) * 8 / 400e6

@@ -24,21 +24,21 @@ from launch.pipeline import Pipeline
 from launch.split.gguf import unpack
 from launch.split.write import split
 
-LLAMA = "llama.cpp"
+LLAMA_CPP = "llama.cpp"
 # type, layers and LM head of ours, auto as in the file; the forms without quantization are also those of transformers
 FORMS = (("float32", "auto", "auto"), ("float32", "none", "none"), ("bfloat16", "none", "none"),
          ("bfloat16", "int4", "int4"))
-ROWS = (16, 64)  # tokens of the prompts that are read
-WRITTEN = 32  # tokens of an answer, after the shorter prompt
+PROMPT_LENGTHS = (16, 64)  # tokens
+NUM_TOKENS = 32  # of an answer, after the shorter prompt
 CONTEXT = 512
-SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
+SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
            "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
            "rope.dimension_count": 128}  # sizes by their names in GGUF
-LAYERS = 2  # of a model of those sizes in one process
-BLOCK = 32  # weights that share a scale and a least value in a GGUF file of kind Q4_1
-HEAD = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
+NUM_LAYERS = 2  # of a model of those sizes in one process
+BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
+HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
 Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes this many tokens after it
-Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, rows of the prompt and tokens of the answer
+Costs = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, tokens of the prompt and of the answer
 
 
 def peers(argv: list[str]) -> int:
@@ -61,37 +61,42 @@ def peers(argv: list[str]) -> int:
         parser.error("--wires are between processes: add --over N")
     if find_spec("xllamacpp") is None and not args.over:
         say("llama.cpp is not installed, and is left out: type pip install xllamacpp")
-    with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
-        file = args.file
+
+    with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+        gguf_path, model_dir = args.file, Path(folder)
         if args.shapes == "7b":
-            file = Path(place) / "random.gguf"
-            write_random(args.file, file, args.over or LAYERS)
-        split(file, Path(place) / "split", str(args.over or 1))
+            gguf_path = model_dir / "random.gguf"
+            write_random(args.file, gguf_path, args.over or NUM_LAYERS)
+        split(gguf_path, model_dir / "split", str(args.over or 1))
         if args.over:
-            compare(args, file, Path(place))
+            compare(args, gguf_path, model_dir)
             return 0
-        unpack(file, Path(place) / "whole", plain=True)
-        for threads in args.threads:
-            took = measured(file, Path(place), threads, args.repeats)
-            print(f"{args.file.name}, {args.shapes} shapes, {threads} thread(s), one process, minimum of "
+
+        unpack(gguf_path, model_dir / "whole", plain=True)
+        for num_threads in args.threads:
+            costs = measured(gguf_path, model_dir, num_threads, args.repeats)
+            print(f"{args.file.name}, {args.shapes} shapes, {num_threads} thread(s), one process, minimum of "
                   f"{args.repeats}; in brackets the speed over that of the first line")
-            print(in_columns(HEAD, table(took), names=0))
+            print(in_columns(HEADING, table(costs), names=0))
     return 0
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------
 
-def _opened(file: Path, place: Path, threads: int,
-            open_ones: ExitStack) -> Iterator[tuple[str, Ask]]:
+def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
+            open_pipelines: ExitStack) -> Iterator[tuple[str, Ask]]:
     if find_spec("xllamacpp") is not None:
-        yield LLAMA, llama_cpp(file, threads)
-    torch.set_num_threads(threads)
-    for dtype, quant, head in FORMS:
+        yield LLAMA_CPP, llama_cpp(gguf_path, num_threads)
+
+    torch.set_num_threads(num_threads)
+    for dtype, quant, quant_head in FORMS:
         if quant == "none":
-            yield f"transformers, {dtype}", of_transformers(place / "whole", dtype)
-        pipeline = open_ones.enter_context(Pipeline.open(
-            model_dir=str(place / "split"), stages="1", processes=False, pipeline_type="ar", dtype=dtype, quant=quant,
-            quant_head=head, max_length=CONTEXT, threads_per_rank=threads, ignore_eos=True, template="none"))
+            yield f"transformers, {dtype}", of_transformers(model_dir / "whole", dtype)
+
+        pipeline = open_pipelines.enter_context(Pipeline.open(
+            model_dir=str(model_dir / "split"), stages="1", processes=False, pipeline_type="ar", dtype=dtype,
+            quant=quant, quant_head=quant_head, max_length=CONTEXT, threads_per_rank=num_threads, ignore_eos=True,
+            template="none"))
         yield f"ours, {described(dtype, quant)}", ours(pipeline)
 
 
@@ -100,19 +105,20 @@ def described(dtype: str, quant: str) -> str:
     return {"auto": "as in the file", "none": dtype}.get(quant, quant)
 
 
-def llama_cpp(file: Path, threads: int) -> Ask:
+def llama_cpp(gguf_path: Path, num_threads: int) -> Ask:
     """Return llama.cpp, by the package `xllamacpp`, with the weights as in the file."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx = str(file), CONTEXT
+    params.model.path, params.n_ctx = str(gguf_path), CONTEXT
     params.n_parallel, params.verbosity = 1, -1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     server = xllamacpp.Server(params)
 
-    def ask(prompt: list[int], tokens: int) -> None:
-        server.handle_completions({"prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False,
+    def ask(prompt: list[int], num_tokens: int) -> None:
+        server.handle_completions({"prompt": prompt, "n_predict": num_tokens, "temperature": 0, "cache_prompt": False,
                                    "ignore_eos": True})
+
     return ask
 
 
@@ -122,94 +128,99 @@ def of_transformers(folder: Path, dtype: str) -> Ask:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
 
-    def ask(prompt: list[int], tokens: int) -> None:
+    def ask(prompt: list[int], num_tokens: int) -> None:
         ids = torch.tensor([prompt])
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
                        do_sample=False, pad_token_id=0)
+
     return ask
 
 
 def ours(pipeline: Pipeline) -> Ask:
     """Return plain decoding on a pipeline of one stage."""
-    def ask(prompt: list[int], tokens: int) -> None:
-        pipeline.generate(prompt, max_new_tokens=tokens)
+    def ask(prompt: list[int], num_tokens: int) -> None:
+        pipeline.generate(prompt, max_new_tokens=num_tokens)
+
     return ask
 
 
 # --- their costs ------------------------------------------------------------------------------------------------------
 
-def measured(file: Path, place: Path, threads: int, repeats: int) -> Took:
-    """Return the costs of prompts of ROWS tokens and of an answer."""
+def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -> Costs:
+    """Return the costs of prompts of PROMPT_LENGTHS tokens and of an answer."""
     jobs = {}
-    with ExitStack() as open_ones:
-        for name, ask in _opened(file, place, threads, open_ones):
-            asked = (ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)
-            for rows, tokens in asked:
-                prompt = list(range(100, 100 + rows))
-                jobs[name, rows, tokens] = partial(cost, ask, prompt, tokens)
+    with ExitStack() as open_pipelines:
+        for name, ask in _opened(gguf_path, model_dir, num_threads, open_pipelines):
+            prompts_and_answers = (PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)
+            for length, num_tokens in prompts_and_answers:
+                prompt = list(range(100, 100 + length))
+                jobs[name, length, num_tokens] = partial(cost, ask, prompt, num_tokens)
         return by_turns(jobs, repeats)
 
 
-def table(took: Took) -> list[list[str]]:
+def table(costs: Costs) -> list[list[str]]:
     """Return a row per program: tokens/s of plain decoding and ms of prompts, elapsed and processor, with ratios."""
-    least = {key: [min(each) for each in zip(*costs)]
-             for key, costs in took.items()}
+    least_costs = {key: Cost(*map(min, zip(*repeated))) for key, repeated in costs.items()}
 
-    def seconds(name: str) -> list[float]:
+    def seconds_of(name: str) -> list[float]:
         """Return the elapsed, then the processor seconds of a token and of each prompt."""
-        found = []
-        for by in (0, 1):
-            read = [least[name, rows, 1][by] for rows in ROWS]
-            whole = least[name, ROWS[0], WRITTEN][by]
-            found += [max(whole - read[0], 1e-9) / (WRITTEN - 1), *read]
-        return found
+        seconds = []
+        for clock in ("wall", "processor"):
+            prompt_seconds = [getattr(least_costs[name, length, 1], clock) for length in PROMPT_LENGTHS]
+            answer_seconds = getattr(least_costs[name, PROMPT_LENGTHS[0], NUM_TOKENS], clock)
+            token_seconds = max(answer_seconds - prompt_seconds[0], 1e-9) / (NUM_TOKENS - 1)
+            seconds += [token_seconds, *prompt_seconds]
+        return seconds
 
-    first, *_ = names = dict.fromkeys(name for name, _, _ in took)
-    made = []
+    first_name, *_ = names = dict.fromkeys(name for name, _, _ in costs)
+    first_seconds = seconds_of(first_name)
+
+    rows = []
     for name in names:
-        mine = seconds(name)
-        shown = [1 / mine[0], *(1e3 * each for each in mine[1:])]
-        ratios = [its / each for its, each in zip(seconds(first), mine)]
-        made.append([name, *(f"{figure:.1f} ({ratio:.2f})" for figure, ratio in zip(shown, ratios))])
-    return made
+        seconds = seconds_of(name)
+        figures = [1 / seconds[0], *(1e3 * value for value in seconds[1:])]
+        ratios = [first / other for first, other in zip(first_seconds, seconds)]
+        rows.append([name, *(f"{figure:.1f} ({ratio:.2f})" for figure, ratio in zip(figures, ratios))])
+    return rows
 
 
 # --- a model of other shapes ------------------------------------------------------------------------------------------
 
-def write_random(like: Path, path: Path, layers: int) -> None:
-    """Write a GGUF file of kind Q4_1 with SEVEN_B's sizes and random weights, and the tokenizer of `like`."""
+def write_random(like: Path, path: Path, num_layers: int) -> None:
+    """Write a GGUF file of kind Q4_1 with SIZES_7B and random weights, and the tokenizer of `like`."""
     import gguf
     import numpy as np
 
-    sizes = {**SEVEN_B, "block_count": layers}
+    sizes = {**SIZES_7B, "block_count": num_layers}
     reader, kind = gguf.GGUFReader(like), gguf.GGMLQuantizationType.Q4_1
     writer = gguf.GGUFWriter(path, "llama")
     _copy_fields(reader, writer, sizes)
-    wide, inner = sizes["embedding_length"], sizes["feed_forward_length"]
-    words = len(reader.fields["tokenizer.ggml.tokens"].contents())
-    chance = np.random.default_rng(1)
+    hidden, intermediate = sizes["embedding_length"], sizes["feed_forward_length"]
+    vocab_size = len(reader.fields["tokenizer.ggml.tokens"].contents())
+    random = np.random.default_rng(1)
 
-    def matrix(name: str, outputs: int, inputs: int) -> None:
-        shape = outputs, inputs // BLOCK, 20
-        blocks = chance.integers(0, 256, shape, dtype=np.uint8)
-        step_and_least = 0.2 / inputs ** 0.5, -1.5 / inputs ** 0.5
+    def matrix(name: str, num_outputs: int, num_inputs: int) -> None:
+        shape = num_outputs, num_inputs // BLOCK_WEIGHTS, 20
+        blocks = random.integers(0, 256, shape, dtype=np.uint8)
+        step_and_least = 0.2 / num_inputs ** 0.5, -1.5 / num_inputs ** 0.5
         scale = np.array(step_and_least, dtype=np.float16)
         blocks[..., :4] = scale.view(np.uint8)
-        writer.add_tensor(name, blocks.reshape(outputs, -1), raw_dtype=kind)
+        writer.add_tensor(name, blocks.reshape(num_outputs, -1), raw_dtype=kind)
 
     def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(wide, dtype=np.float32))
+        writer.add_tensor(name, np.ones(hidden, dtype=np.float32))
 
-    matrix("token_embd.weight", words, wide)
+    matrix("token_embd.weight", vocab_size, hidden)
     norm("output_norm.weight")
-    for layer in range(layers):
+    for layer in range(num_layers):
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"blk.{layer}.{part}.weight", wide, wide)
+            matrix(f"blk.{layer}.{part}.weight", hidden, hidden)
         for part in ("ffn_gate", "ffn_up"):
-            matrix(f"blk.{layer}.{part}.weight", inner, wide)
-        matrix(f"blk.{layer}.ffn_down.weight", wide, inner)
+            matrix(f"blk.{layer}.{part}.weight", intermediate, hidden)
+        matrix(f"blk.{layer}.ffn_down.weight", hidden, intermediate)
         norm(f"blk.{layer}.attn_norm.weight")
         norm(f"blk.{layer}.ffn_norm.weight")
+
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
 
@@ -219,7 +230,7 @@ def _copy_fields(reader: Any, writer: Any, sizes: Mapping[str, int]) -> None:
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
-        of_sizes = name.removeprefix("llama.")
-        element = field.types[-1] if len(field.types) > 1 else None
-        value = sizes.get(of_sizes, field.contents())
-        writer.add_key_value(name, value, field.types[0], sub_type=element)
+        size_name = name.removeprefix("llama.")
+        element_type = field.types[-1] if len(field.types) > 1 else None
+        value = sizes.get(size_name, field.contents())
+        writer.add_key_value(name, value, field.types[0], sub_type=element_type)
