@@ -15,7 +15,7 @@ from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from pipeline.decode import Answer, Decoder, Request
 
-LARGEST = 1 << 40  # larger than any size that memory allows
+MAX_SIZE = 1 << 40  # more than memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 Key = TypeVar("Key", bound=Hashable)
@@ -49,9 +49,9 @@ class Cost(NamedTuple):
 
 def cost(call: Callable[..., object], *args: Any) -> Cost:
     """Return the cost of a call."""
-    wall, processor = time.perf_counter(), time.process_time()
+    begun_at, used_before = time.perf_counter(), time.process_time()
     call(*args)
-    return Cost(time.perf_counter() - wall, time.process_time() - processor)
+    return Cost(time.perf_counter() - begun_at, time.process_time() - used_before)
 
 
 def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
@@ -61,25 +61,27 @@ def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
     The jobs run alternately, so that a disturbance affects all of them. Every other turn runs them in reverse, since
     the second job finds the processor's caches warm.
     """
-    found: dict[Key, list[Figure]] = {key: [] for key in jobs}
+    figures_by_job: dict[Key, list[Figure]] = {key: [] for key in jobs}
     for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
-        for key in list(jobs)[::-1 if turn % 2 else 1]:
-            found[key].append(jobs[key]())
-    return {key: figures[1:] for key, figures in found.items()}  # the first turn warms up
+        is_reversed = turn % 2 == 1
+        for key in reversed(list(jobs)) if is_reversed else jobs:
+            figures_by_job[key].append(jobs[key]())
+
+    return {key: figures[1:] for key, figures in figures_by_job.items()}  # the first turn warms up
 
 
 def number(text: str) -> int:
     """Return a whole number from 1 on, for argparse."""
     is_number = text.isascii() and text.isdigit()
-    if not is_number or not 1 <= int(text[:20]) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {LARGEST}")
+    if not is_number or not 1 <= int(text[:20]) <= MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {MAX_SIZE}")
     return int(text)
 
 
-def process_tree(process: int) -> list[int]:
-    """Return a process and all its descendants."""
-    found = [process]
-    for each in found:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
-    return found
+def process_tree(process_id: int) -> list[int]:
+    """Return the ids of a process and of all its descendants."""
+    process_ids = [process_id]
+    for parent in process_ids:  # grows on the way
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            process_ids += map(int, children.read_text().split())
+    return process_ids

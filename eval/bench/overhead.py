@@ -21,110 +21,118 @@ from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
-LARGE = "64 nodes"  # the decoder whose turns are measured
-WIDE = 48  # rows from which a segment counts as wide
+LARGE_TREES = "64 nodes"  # name of the decoder whose turns are measured
+WIDE_ROWS = 48  # from which a segment counts as wide
 Span = Dict[str, Any]
 Forward = Callable[..., Any]
 
 
 def overhead(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench overhead`; return its exit code."""
-    defaults = {"max_new_tokens": "64"}
-    launches = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
-    if launches:
-        defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
-    asked = with_defaults(argv, defaults, TOY_PRESET)
-    code = run(Command("scripts.bench overhead", compare), asked)
-    if code == 0 and launches:
-        report(raw_values(asked)["trace"])
-    return code
+    default_keys = {"max_new_tokens": "64"}
+    is_launcher = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
+    if is_launcher:
+        default_keys["trace"] = tempfile.mkdtemp(prefix="flowspec-")
+
+    all_words = with_defaults(argv, default_keys, TOY_PRESET)
+    exit_code = run(Command("scripts.bench overhead", compare), all_words)
+    if exit_code == 0 and is_launcher:
+        report(raw_values(all_words)["trace"])
+    return exit_code
 
 
 def compare(pipeline: Pipeline) -> None:
     """Answer, on rank 0, a few questions with ar, with trees of 64 nodes and with the preset's trees in turn."""
     preset, limits = pipeline.decoder, PipelineLimits(pipeline.decoder.max_length)
-    large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _watch(preset.draft.networks, pipeline.ring, pipeline.rank.trace)
+    large_run = replace(RunConfig(), init_total_token=64, expand_total_token=64)
+    _add_model_spans(preset.draft.networks, pipeline.ring, pipeline.rank.trace)
     decoders = {
         "ar": Decoder(preset.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
-        LARGE: Decoder(preset.ring, preset.draft, preset.strategy, large.tree, limits),
+        LARGE_TREES: Decoder(preset.ring, preset.draft, preset.strategy, large_run.tree, limits),
         "preset": preset}
-    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+
+    # answers
+    all_speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
-        asked, texts = request(pipeline, question), set()
+        question_request, texts = request(pipeline, question), set()
         for name, decoder in decoders.items():
             with pipeline.rank.trace.span(name if i else "warm-up"):
-                answer = decoder.complete(asked)
+                answer = decoder.complete(question_request)
             texts.add(tuple(answer.token_ids))
-            speeds[name].append(answer.tokens_per_second)
+            all_speeds[name].append(answer.tokens_per_second)
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
+
+    # table
     print("tokens/s, median of five answers in one run")
-    for name, speed in speeds.items():
+    speeds = {name: decoder_speeds[1:] for name, decoder_speeds in all_speeds.items()}
+    for name, decoder_speeds in speeds.items():
         label = name if name == "ar" else f"{pipeline.config.pipeline_type}, {name}"
-        ratio = median(a / b
-                       for a, b in zip(speed[1:], speeds["ar"][1:]))
-        print(f"  {label:<36}{median(speed[1:]):8.1f}   {ratio:.2f}x ar")
+        ratio = median(speed / ar_speed for speed, ar_speed in zip(decoder_speeds, speeds["ar"]))
+        print(f"  {label:<36}{median(decoder_speeds):8.1f}   {ratio:.2f}x ar")
 
 
-def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
+def _add_model_spans(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
     """Add a span around the models' work on rank 0: the drafts' reading and guessing, and the target's LM head."""
-    def watched(forward: Forward) -> Forward:
-        def watching(*args: Any) -> Any:
+    def with_span(forward: Forward) -> Forward:
+        def traced_forward(*args: Any) -> Any:
             with trace.span("model"):
                 return forward(*args)
-        return watching
+        return traced_forward
 
     for network in networks:
         for name in ("read", "guess", "predict"):
-            setattr(network, name, watched(getattr(network, name)))
-    ring.lm_head = watched(ring.lm_head)
+            setattr(network, name, with_span(getattr(network, name)))
+    ring.lm_head = with_span(ring.lm_head)
 
 
-def report(folder: str) -> None:
+def report(trace_dir: str) -> None:
     """Print the table of times during decoding with large trees, from the spans of all ranks in this folder."""
-    spans = read(folder)
-    windows = [(span["t0"], span["t1"])
-               for span in spans if span["name"] == LARGE]
-    spans = [span for span in spans
+    all_spans = read(trace_dir)
+    windows = [(span["t0"], span["t1"]) for span in all_spans if span["name"] == LARGE_TREES]
+    spans = [span for span in all_spans
              if any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)]
     ranks = sorted({span["rank"] for span in spans})
+
     print("\nmedian, and 90th percentile, in milliseconds")
     _print_row("rank 0, own time per turn", own_times(spans, 0, "model"))
-    for number in ranks[1:]:
-        _print_row(f"rank {number}, own time per segment", own_times(spans, number, "forward"))
-    for number, following in zip(ranks, [*ranks[1:], ranks[0]]):
-        link = f"link {number} -> {following}"
-        _print_row(link, flights(spans, number, following, 1))
-        _print_row(f"{link}, {WIDE} rows or more", flights(spans, number, following, WIDE))
+    for rank in ranks[1:]:
+        _print_row(f"rank {rank}, own time per segment", own_times(spans, rank, "forward"))
+
+    for sender, receiver in zip(ranks, [*ranks[1:], ranks[0]]):
+        link = f"link {sender} -> {receiver}"
+        _print_row(link, flights(spans, sender, receiver, 1))
+        _print_row(f"{link}, {WIDE_ROWS} rows or more", flights(spans, sender, receiver, WIDE_ROWS))
 
 
-def own_times(spans: list[Span], number: int, model: str) -> list[float]:
-    """Return a rank's seconds between two waits, without its spans named `model`; only turns with such spans count."""
-    mine = [span for span in spans if span["rank"] == number]
-    waits = [span for span in mine if span["name"] == "wait"]
-    forwards = [span for span in mine if span["name"] == model]
-    own = []
+def own_times(spans: list[Span], rank_number: int, model_span: str) -> list[float]:
+    """Return a rank's seconds between two waits, without its spans named `model_span`; only turns with these count."""
+    rank_spans = [span for span in spans if span["rank"] == rank_number]
+    waits = [span for span in rank_spans if span["name"] == "wait"]
+    forwards = [span for span in rank_spans if span["name"] == model_span]
+
+    seconds = []
     for before, after in zip(waits, waits[1:]):
         begin, end = before["t1"], after["t0"]
-        inside = [span["t1"] - span["t0"]
-                  for span in forwards if begin <= span["t0"] <= end]
-        if inside:
-            own.append(end - begin - sum(inside))
-    return own
+        model_seconds = [span["t1"] - span["t0"]
+                         for span in forwards if begin <= span["t0"] <= end]
+        if model_seconds:
+            seconds.append(end - begin - sum(model_seconds))
+    return seconds
 
 
 def flights(spans: list[Span], sender: int,
-            receiver: int, rows: int) -> list[float]:
-    """Return the seconds from the call that sends a segment of at least `rows` rows to its arrival at the next rank."""
-    sent = {tuple(span["nodes"]): span["t0"] for span in spans
-            if span["name"] == "send" and span["rank"] == sender and len(span["nodes"]) >= rows}
+            receiver: int, min_rows: int) -> list[float]:
+    """Return the seconds from the call that sends a segment of at least `min_rows` rows to its arrival at the next
+    rank."""
+    sends = [span for span in spans if span["name"] == "send" and span["rank"] == sender]
+    sent_at = {tuple(span["nodes"]): span["t0"] for span in sends if len(span["nodes"]) >= min_rows}
     arrivals = [span for span in spans if span["name"] == "recv" and span["rank"] == receiver]
-    return [span["t1"] - sent[tuple(span["nodes"])]
-            for span in arrivals if tuple(span["nodes"]) in sent]
+    return [span["t1"] - sent_at[tuple(span["nodes"])]
+            for span in arrivals if tuple(span["nodes"]) in sent_at]
 
 
-def _print_row(name: str, seconds: Iterable[float]) -> None:
-    values = sorted(1e3 * value for value in seconds)
-    if values:
-        high = values[int(0.9 * len(values))]
-        print(f"  {name:<36}{median(values):8.3f}{high:9.3f}   of {len(values)}")
+def _print_row(label: str, seconds: Iterable[float]) -> None:
+    milliseconds = sorted(1e3 * value for value in seconds)
+    if milliseconds:
+        high = milliseconds[int(0.9 * len(milliseconds))]
+        print(f"  {label:<36}{median(milliseconds):8.3f}{high:9.3f}   of {len(milliseconds)}")
