@@ -245,8 +245,8 @@ def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkey
 
 def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
     monkeypatch.setattr(forms, "FORMS", [form for form in forms.FORMS if form.kind in ("none", "int8")])
-    monkeypatch.setattr(forms, "SAMPLE", 1)
-    monkeypatch.setattr(forms, "COPIED", 1 << 20)
+    monkeypatch.setattr(forms, "QUESTIONS_PER_TASK", 1)
+    monkeypatch.setattr(forms, "COPIED_BYTES", 1 << 20)
     small = "--hidden 64 --intermediate 128 --heads 2 --context 8 --repeats 1 --rows 1 4".split()
     assert forms.stages(small) == 0
     found = [line.split()[:-1]
