@@ -25,7 +25,7 @@ from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Passed, fit, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
-from eval.plan.record import SETTINGS, Book, NetworkTraits, Written, book_of, make_record
+from eval.plan.record import SETTINGS, NetworkTraits, PlanRecord, RecordedAnswer, make_record, record_of
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
 from eval.recorded import OFF_TEXT, Recorded, save, settings_of
@@ -45,7 +45,7 @@ def config_of(*given: str) -> PlanConfig:
     return parse(words(["toy", "profile=server", *given]), COMMAND, kind=PlanConfig)
 
 
-def book(right: float = 0.8, answers: int = 2, tokens: int = 16) -> Book:
+def book(right: float = 0.8, answers: int = 2, tokens: int = 16) -> PlanRecord:
     """A made record: at each place the first of four guesses is right with this chance, or else perhaps the second."""
     chance = random.Random(7)
 
@@ -60,12 +60,12 @@ def book(right: float = 0.8, answers: int = 2, tokens: int = 16) -> Book:
         text = [chance.randrange(VOCAB) for _ in range(tokens)]
         tables = {name: [[listed(token) for _ in range(depths)] for token in text]
                   for name, depths in (("eagle", 6), ("ssm1", 1))}
-        found.append(Written([1, 2, 3, 4, 5], text, tables))
+        found.append(RecordedAnswer([1, 2, 3, 4, 5], text, tables))
     networks = {"eagle": NetworkTraits("eagle", 1, True), "ssm1": NetworkTraits("ssm1", 0, False)}
-    return Book(found, networks, VOCAB, [], 8)
+    return PlanRecord(found, networks, VOCAB, [], 8)
 
 
-def bench_of(site: Profile, made_book: Book | None = None) -> Bench:
+def bench_of(site: Profile, made_book: PlanRecord | None = None) -> Bench:
     return Bench(site, config_of(), made_book or book())
 
 
@@ -74,13 +74,13 @@ def everything(bench: Bench, methods: list[str], drafts: list[str]) -> list[Tria
     site = bench.site
     first = [one for family in families(site, 8, methods, drafts) for one in family]
     once = dict.fromkeys([*first, *(near for one in first for near in one.varied())])
-    return [bench.trial(one, bench.book.answers, 99) for one in once if bench.fits(one)]
+    return [bench.trial(one, bench.record.answers, 99) for one in once if bench.fits(one)]
 
 
 # --- what is tried is what would happen -------------------------------------------------------------------------------
 
 @lru_cache(maxsize=None)
-def recorded(temperature: int) -> tuple[PlanConfig, Book]:
+def recorded(temperature: int) -> tuple[PlanConfig, PlanRecord]:
     config = config_of("sets=gsm8k,humaneval", "questions=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm",
                        f"temperature={temperature}")
     return config, make_record(config)
@@ -115,7 +115,7 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
 def test_every_method_is_tried_with_a_record(method):
     bench = bench_of(SITE, book(answers=1, tokens=6))
     first = families(SITE, 8, [method], ["eagle"])[0][0]
-    found = bench.trial(first, bench.book.answers, 99)
+    found = bench.trial(first, bench.record.answers, 99)
     assert [one.new_tokens for one in found.answers] == [6] and found.candidate.method == method
 
 
@@ -184,7 +184,7 @@ def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
 def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
     bench = bench_of(SITE)
     plain = bench.trial(Candidate(PLAIN_METHOD, "none", ((1,),), (8,)),
-                        bench.book.answers, 9)
+                        bench.record.answers, 9)
     slower = [spent(one.seconds / (WORTH - 0.01), one.new_tokens) for one in plain.answers]
     near = Trial(Candidate("serial", "eagle", ((1,),),
                            (8,), (("init_depth", "6"),)),
@@ -335,19 +335,19 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     config = parse(words(found), COMMAND, kind=PlanConfig)
     moved = tmp_path / "llama"
     copytree(config.run.base_dir, moved)
-    assert book_of(replace(config, run=replace(config.run, base_dir=str(moved)))) == book_of(config)
+    assert record_of(replace(config, run=replace(config.run, base_dir=str(moved)))) == record_of(config)
     with open(moved / "config.json", "a") as file:
         file.write(" ")
     with pytest.raises(ValueError, match=r"recorded with base_dir=llama \(.*\), and base_dir=llama \(.* is requested"):
-        book_of(replace(config, run=replace(config.run, base_dir=str(moved))))
+        record_of(replace(config, run=replace(config.run, base_dir=str(moved))))
     with pytest.raises(ValueError, match="recorded with eagle_dir=eagle_deep .*, and eagle_dir=llama .* is requested"):
-        book_of(replace(config, run=replace(config.run, eagle_dir=str(moved))))
+        record_of(replace(config, run=replace(config.run, eagle_dir=str(moved))))
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
         one.pop("eagle")
-    save(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in Book._fields})
+    save(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in PlanRecord._fields})
     with pytest.raises(ValueError, match="has no guesses of eagle: name another traces="):
-        book_of(config)
+        record_of(config)
 
 
 @pytest.mark.parametrize("damage", [
@@ -364,7 +364,7 @@ def test_a_record_with_something_missing_is_refused(tmp_path, damage):
     damage(found["answers"][0], found)
     path.write_text(json.dumps(found))
     with pytest.raises(ValueError, match="holds no record of drafts"):
-        book_of(config)
+        record_of(config)
 
 
 def spent(seconds, tokens=100):
@@ -433,7 +433,7 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
     assert config.profile == str(alone_file)
     assert config.stages == "+".join(map(str, (0, *one.layers)))
     moved = bench_of(there).trial(replace(one, groups=((1,), (2,))),
-                                  found.bench.book.answers, 99)
+                                  found.bench.record.answers, 99)
     assert moved.speed == pytest.approx(found.chosen.speed)
     assert command.main(given) == 0 and "add write_cluster=FILE.json" in capsys.readouterr().out
     hosts.write_text("127.0.0.1 user=a\n127.0.0.2\n# a remark\nb@127.0.0.3 folder=f interface=lo\n127.0.0.4\n")
@@ -505,7 +505,7 @@ def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):
 
 def test_profiles_compare_every_method_set_by_set(monkeypatch, capsys):
     asked = ("methods=ar,streaming", "drafts=eagle", "sets=qa,gsm8k", "max_new_tokens=16")
-    monkeypatch.setattr("eval.plan.profiles.book_of", lambda config: book(answers=2))
+    monkeypatch.setattr("eval.plan.profiles.record_of", lambda config: book(answers=2))
     assert profiles(["toy", *asked]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[1:11:2]] == [line.split(",")[0] for line in printed[11:]] == [*PROFILES]

@@ -17,7 +17,7 @@ from config.profiles import Profile
 from config.values import Range
 from eval.plan.candidates import families, typed
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.record import Book, make_record
+from eval.plan.record import PlanRecord, make_record
 from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.progress import ProgressBar
@@ -109,12 +109,12 @@ def planner(argv: list[str]) -> int:
 
     # records
     judging_run = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
-    books = make_record(config), make_record(replace(config, run=judging_run))
+    records = make_record(config), make_record(replace(config, run=judging_run))
 
     # clusters
     rows: list[Row] = []
     with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        tasks = [pool.submit(compare_choice, site, config, *books) for site in clusters(grid.clusters, grid.seed)]
+        tasks = [pool.submit(compare_choice, site, config, *records) for site in clusters(grid.clusters, grid.seed)]
         for task in ProgressBar(tasks, unit="cluster"):
             row = task.result()
             rows.append(row)
@@ -128,21 +128,21 @@ def planner(argv: list[str]) -> int:
     return 0
 
 
-def compare_choice(site: Profile, config: PlanConfig, plan_book: Book, judging_book: Book) -> Row:
+def compare_choice(site: Profile, config: PlanConfig, plan_record: PlanRecord, judging_record: PlanRecord) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, which may be more.
 
     Rivals are the finalists of this search, and of one with as many other questions. All other questions evaluate.
     """
     # candidates
-    rival_book = judging_book._replace(answers=judging_book.answers[:len(plan_book.answers)])
-    plan_trials = finalists(Bench(site, config, plan_book), site.layers)
-    rival_trials = finalists(Bench(site, config, rival_book), site.layers)
+    rival_record = judging_record._replace(answers=judging_record.answers[:len(plan_record.answers)])
+    plan_trials = finalists(Bench(site, config, plan_record), site.layers)
+    rival_trials = finalists(Bench(site, config, rival_record), site.layers)
     chosen, plain = choice(plan_trials).candidate, plain_of(rival_trials).candidate
     rivals = dict.fromkeys((chosen, plain, *nearly_best(plan_trials), *nearly_best(rival_trials)))
 
     # evaluation
-    bench, max_tokens = Bench(site, config, judging_book), config.run.max_new_tokens
-    speeds = {rival: bench.trial(rival, judging_book.answers, max_tokens).speed for rival in rivals}
+    bench, max_tokens = Bench(site, config, judging_record), config.run.max_new_tokens
+    speeds = {rival: bench.trial(rival, judging_record.answers, max_tokens).speed for rival in rivals}
     best = max(speeds, key=speeds.__getitem__)
     return {
         **facts(site),

@@ -60,7 +60,7 @@ def _run_keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dic
 def report(config: PlanConfig, finished_plan: Plan) -> list[str]:
     """Return the lines to print before the chosen keys."""
     bench, chosen = finished_plan.bench, finished_plan.chosen
-    answers = bench.book.answers
+    answers = bench.record.answers
     num_tokens = sum(len(answer.text) for answer in answers)
     heading = (f"{bench.site.about}: {finished_plan.boards} boards and rank 0's; {len(answers)} texts, {num_tokens} "
                f"tokens, {finished_plan.candidates} candidates, {finished_plan.tried} trials of these and of other "
@@ -71,9 +71,9 @@ def report(config: PlanConfig, finished_plan: Plan) -> list[str]:
         lines.append(f"measured here: {trial.speed:>9.3g} tokens/s  {trial.candidate.about}")
     if len(config.chosen_methods) > 1:
         lines.append(f"advice: {advice(finished_plan)}")
-    if sum(chosen.candidate.layers) != bench.book.layers:
+    if sum(chosen.candidate.layers) != bench.record.layers:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the profile's model; the recorded "
-                     f"model has {bench.book.layers}")
+                     f"model has {bench.record.layers}")
     return [*lines, *to_do(config, chosen.candidate)]
 
 

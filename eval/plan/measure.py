@@ -26,7 +26,7 @@ from config.run_config import RunConfig
 from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Written
+from eval.plan.record import PlanRecord, RecordedAnswer
 from eval.plan.trial import Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
@@ -238,7 +238,7 @@ def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float,
 # The stages above are timed one by one, but the ranks of one machine share its cores. So a simulation is inaccurate
 # there, and the best candidates of a plan are measured.
 
-def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Trial]:
+def check(config: PlanConfig, record: PlanRecord, candidates: Sequence[Candidate]) -> list[Trial]:
     """Let candidates answer the first recorded questions in pipelines on this machine; keep the shorter time of each.
 
     A candidate that fails here, such as for lack of memory, is skipped; for plain decoding the error is raised.
@@ -247,7 +247,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     for candidate in ProgressBar(candidates, desc="check", unit="candidate", leave=False):
         try:
             with opened(config.single(**values(candidate.keys))) as pipeline:
-                rounds = [answers_of(pipeline, book.answers[:NUM_ANSWERS], MAX_TOKENS) for _ in range(NUM_ROUNDS)]
+                rounds = [answers_of(pipeline, record.answers[:NUM_ANSWERS], MAX_TOKENS) for _ in range(NUM_ROUNDS)]
         except (ValueError, PeerLost):
             if candidate.plain:
                 raise
@@ -257,7 +257,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     return trials
 
 
-def answers_of(pipeline: Pipeline, questions: Sequence[Written], max_tokens: int) -> list[Answer]:
+def answers_of(pipeline: Pipeline, questions: Sequence[RecordedAnswer], max_tokens: int) -> list[Answer]:
     """Return the answers to these questions, of at most `max_tokens` tokens each."""
     assert pipeline.text is not None, "questions need a tokenizer"
     end_ids, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)

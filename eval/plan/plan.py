@@ -12,7 +12,7 @@ from eval.plan.candidates import PLAIN_METHOD, Candidate, families
 from eval.plan.hosts import boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import check, measured
-from eval.plan.record import Book, book_of
+from eval.plan.record import PlanRecord, record_of
 from eval.plan.search import Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import prepare
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 def plan(config: PlanConfig) -> Plan:
     """Find the best candidate for a cluster. Raise ValueError, with the fix, if information is missing."""
     profile = cluster(config)
-    simulated_plan = planned(config, profile, book_of(config))
+    simulated_plan = planned(config, profile, record_of(config))
     return checked(config, simulated_plan) if config.check else simulated_plan
 
 
@@ -71,10 +71,10 @@ def cluster(config: PlanConfig) -> Profile:
     return replace(profile, factors=factors, memory=memory, weights=weights)
 
 
-def planned(config: PlanConfig, profile: Profile, book: Book) -> Plan:
+def planned(config: PlanConfig, profile: Profile, record: PlanRecord) -> Plan:
     """Find the best candidate for this cluster and this record."""
     num_boards = len(profile.factors)
-    num_layers = book.layers if num_boards <= book.layers else profile.layers
+    num_layers = record.layers if num_boards <= record.layers else profile.layers
 
     # candidates
     given_stages = stages_of(config) if config.splits == "given" else ()
@@ -86,7 +86,7 @@ def planned(config: PlanConfig, profile: Profile, book: Book) -> Plan:
         all_families = [[candidate for candidate in family if candidate.in_order] for family in all_families]
 
     # search
-    bench = Bench(profile, config, book)
+    bench = Bench(profile, config, record)
     search = Search(bench, all_families)
     trials = search.run()
     if num_boards > 1:  # to print the speed of other numbers of boards, too
@@ -114,7 +114,7 @@ def checked(config: PlanConfig, simulated_plan: Plan) -> Plan:
     best_candidates = islice(best_by_setting.values(), config.check)
     to_measure = dict.fromkeys((plain_of(simulated_plan.trials).candidate, *best_candidates))
 
-    measured_trials = check(config, simulated_plan.bench.book, list(to_measure))
+    measured_trials = check(config, simulated_plan.bench.record, list(to_measure))
     measured_trials.sort(key=lambda trial: -trial.speed)
 
     chosen = choice(measured_trials).candidate

@@ -14,7 +14,7 @@ from config.profiles import PROFILES, Profile
 from eval.bench import speed
 from eval.plan.candidates import evenly, families
 from eval.plan.keys import PlanConfig, words
-from eval.plan.record import book_of
+from eval.plan.record import record_of
 from eval.plan.trial import Bench
 from eval.tables import in_columns, number
 from launch.progress import ProgressBar
@@ -61,7 +61,7 @@ def profiles(argv: list[str]) -> int:
 def tried(config: PlanConfig, clusters: Mapping[str, Profile]) -> Iterator[Row]:
     """Yield the speed of each method with each draft on these clusters, over one pipeline of all boards. Sizes that are
     not given are measured at the start."""
-    book, max_tokens = book_of(config), config.run.max_new_tokens
+    record, max_tokens = record_of(config), config.run.max_new_tokens
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
 
     # the set of each question, in the order of the record
@@ -72,10 +72,10 @@ def tried(config: PlanConfig, clusters: Mapping[str, Profile]) -> Iterator[Row]:
     for profile_name, cluster in ProgressBar(clusters.items(), unit="cluster", leave=False):
         cluster = replace(cluster, factors=cluster.factors or DEFAULT_FACTORS)
         even_split = evenly(len(cluster.factors), cluster.layers)
-        bench = Bench(cluster, config, book)
+        bench = Bench(cluster, config, record)
 
         for [candidate] in families(cluster, cluster.layers, methods, config.chosen_drafts, even_split):
-            trial = bench.trial(replace(candidate, sizes=()), book.answers, max_tokens)
+            trial = bench.trial(replace(candidate, sizes=()), record.answers, max_tokens)
             speeds = []
             for chosen_set in config.chosen_sets:
                 answers = [answer for answer, set_name in zip(trial.answers, set_names) if set_name == chosen_set]

@@ -56,7 +56,7 @@ class NetworkTraits(NamedTuple):
     block: int = 0  # tokens of a block that it guesses at once; 0: it guesses token by token
 
 
-class Written(NamedTuple):
+class RecordedAnswer(NamedTuple):
     """One answer as token ids, and the guesses of each network along it, by its name."""
 
     prompt: list[int]
@@ -64,10 +64,10 @@ class Written(NamedTuple):
     guesses: Mapping[str, GuessTable]
 
 
-class Book(NamedTuple):
+class PlanRecord(NamedTuple):
     """A record: the answers to all questions, the networks, and properties of the target."""
 
-    answers: list[Written]
+    answers: list[RecordedAnswer]
     networks: dict[str, NetworkTraits]  # by name
     vocab: int  # number of tokens
     ends: list[int]  # end tokens
@@ -76,7 +76,7 @@ class Book(NamedTuple):
 
 # --- in a file --------------------------------------------------------------------------------------------------------
 
-def book_of(config: PlanConfig) -> Book:
+def record_of(config: PlanConfig) -> PlanRecord:
     """Return the record in the file of `traces`, or make a new one and write it there.
 
     Raises ValueError if the file holds anything else, or a record with other keys or fewer drafts, or if an input is
@@ -91,22 +91,22 @@ def book_of(config: PlanConfig) -> Book:
         missing = set(config.kinds).difference(recorded_kinds)
         if missing:
             raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(missing))}: {REMEDY}")
-        return _book(content)
+        return _record_from(content)
 
-    book = make_record(config)
+    record = make_record(config)
     if config.traces:
-        answers = [answer._asdict() for answer in book.answers]
-        save(config.traces, settings, {**book._asdict(), "answers": answers})
-    return book
+        answers = [answer._asdict() for answer in record.answers]
+        save(config.traces, settings, {**record._asdict(), "answers": answers})
+    return record
 
 
-def _book(content: Mapping[str, Any]) -> Book:
-    answers = [Written(**answer) for answer in content["answers"]]
+def _record_from(content: Mapping[str, Any]) -> PlanRecord:
+    answers = [RecordedAnswer(**answer) for answer in content["answers"]]
     networks = {name: NetworkTraits(*traits) for name, traits in content["networks"].items()}
-    return Book(answers, networks, content["vocab"], content["ends"], content["layers"])
+    return PlanRecord(answers, networks, content["vocab"], content["ends"], content["layers"])
 
 
-def read_record(path: str) -> Book:
+def read_record(path: str) -> PlanRecord:
     """Return the record in a file that `traces=` has written, with any keys. Its format is in docs/planner.md.
 
     Raises ValueError if the file is missing, or was changed since.
@@ -115,10 +115,10 @@ def read_record(path: str) -> Book:
 
     if content is None:
         raise ValueError(f"there is no file {path}: let scripts.plan write it with traces={path}")
-    return _book(content)
+    return _record_from(content)
 
 
-def accept_lengths(answer: Written, network: str, num_guesses: int) -> list[int]:
+def accept_lengths(answer: RecordedAnswer, network: str, num_guesses: int) -> list[int]:
     """Return the tokens of each verification of a chain of a network's `num_guesses` most likely guesses.
 
     They include the target's own token. The first token of the text comes from the prefill and is not counted.
@@ -153,7 +153,7 @@ def kind_of(network: str) -> str:
 
 # --- from the models --------------------------------------------------------------------------------------------------
 
-def make_record(config: PlanConfig) -> Book:
+def make_record(config: PlanConfig) -> PlanRecord:
     """Make a record with the models, all in this process.
 
     Questions are taken from the sets in turn, so that the first few are of all kinds.
@@ -175,13 +175,13 @@ def make_record(config: PlanConfig) -> Book:
             text = pipeline.decoder.complete(request).token_ids
             guesses = {network.source: _table(decoder, network, prompt, text, sampler)
                        for decoder, network in readers}
-            answers.append(Written(prompt, text, guesses))
+            answers.append(RecordedAnswer(prompt, text, guesses))
 
         networks = {}
         for _, network in readers:
             block_size = _block_size(network)
             networks[network.source] = NetworkTraits(network.source, network.lag, network.drifts, block_size)
-        return Book(answers, networks, sizes.vocab, sorted(end_ids), sizes.layers)
+        return PlanRecord(answers, networks, sizes.vocab, sorted(end_ids), sizes.layers)
 
 
 def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, TreeDraft]]:

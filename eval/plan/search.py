@@ -125,7 +125,7 @@ class Search:
 
     def _ranked(self, chosen: Candidates, rung: Rung, label: str) -> list[Trial]:
         """Return a trial of each candidate, the fastest first; in a tie the one on fewer boards first."""
-        answers = self._bench.book.answers[:rung.max_answers]
+        answers = self._bench.record.answers[:rung.max_answers]
         distinct = dict.fromkeys(chosen)
         progress = ProgressBar(distinct, label, unit="candidate", leave=False, disable=not self._shows_progress)
         for candidate in progress:

@@ -12,7 +12,7 @@ from config.trees import MAX_GUESSES, TreeConfig
 from eval.bench import speed
 from eval.plan.candidates import Candidate, hops
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
+from eval.plan.record import PlanRecord, RecordedAnswer, Replayed, ReplayedBlock, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows, sized
 from model.drafts.draft import Draft, NoDraft
@@ -81,10 +81,10 @@ class BusyTrace(NoTrace):
 class Bench:
     """The setting for trials of candidates: the cluster, the record, and the fixed keys of a run."""
 
-    def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
-        self.site, self.config, self.book = site, config, book
+    def __init__(self, site: Profile, config: PlanConfig, record: PlanRecord) -> None:
+        self.site, self.config, self.record = site, config, record
         self._default_run, self._sampler = config.single(), sampler_of(config.run)
-        self._max_length, self._end_ids = config.run.max_length, frozenset(book.ends)
+        self._max_length, self._end_ids = config.run.max_length, frozenset(record.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """Return the keys of a run of this candidate, except those of its split."""
@@ -107,13 +107,13 @@ class Bench:
         needed_gb = self.memory(candidate)
         return all(needed_gb.get(rank, 0.0) <= board_gb for rank, board_gb in enumerate(self.site.memory, 1))
 
-    def trial(self, candidate: Candidate, answers: Iterable[Written], max_tokens: int, max_guesses: int = MAX_GUESSES
-              ) -> Trial:
+    def trial(self, candidate: Candidate, answers: Iterable[RecordedAnswer], max_tokens: int,
+              max_guesses: int = MAX_GUESSES) -> Trial:
         """Answer these questions, with at most `max_tokens` tokens each; `max_guesses` limits the tree of streaming."""
         # cluster
         clock = VirtualClock()
         draft_clock, head_clock = MeteredClock(clock), MeteredClock(clock)
-        recorded = Recorded(self.book.vocab)
+        recorded = Recorded(self.record.vocab)
         groups = () if candidate.whole else candidate.groups
         traces = [BusyTrace() for _ in (0, *groups)]
         cluster = Cluster(self.site, clock, self._works(candidate), recorded, traces)
@@ -174,7 +174,7 @@ class Bench:
         num_slots = self._max_length + max(SPARE_TREES * run.init_total_token, tree.stream.nodes)
 
         networks: list[Replayed] = []
-        for name, traits in self.book.networks.items():
+        for name, traits in self.record.networks.items():
             if kind_of(name) in run.sources:
                 network = (ReplayedBlock if traits.block else Replayed)(traits, num_slots)
                 network.number = len(networks)
