@@ -21,13 +21,13 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "cluster": 20_486,
     "tp": 5_867,
     "sim": 7_753,
-    "launch": 40_600,
-    "eval": 48_334,
+    "launch": 40_613,
+    "eval": 48_451,
     "serve": 20_496,
     "eval/dsi": 16_605,
     "eval/flowspec": 2_212,
     "eval/load": 2_548,
-    "eval/plan": 16_762,
+    "eval/plan": 16_916,
     "eval/specinfer": 3_673,
     "train": 18_597,
     "scripts": 5_396,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.236
-BLANK_SHARE = 0.079
-EMPTY_COUNT = 501
+COMPOUND_SHARE = 0.263
+BLANK_SHARE = 0.089
+EMPTY_COUNT = 345
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
