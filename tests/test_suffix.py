@@ -144,11 +144,11 @@ def test_a_repetition_longer_than_is_counted_has_the_same_matches_and_tokens_aft
                          ids=["one token", "two by turns", "one after another", "a period", "all new", "numbers"])
 def test_memory_is_linear(text):
     found = automaton([text, text[1:], text[::-1]])
-    assert len(found._next) <= 2 * found.size
-    assert sum(map(len, found._next)) <= 3 * found.size
+    assert len(found._transitions) <= 2 * found.size
+    assert sum(map(len, found._transitions)) <= 3 * found.size
 
 
 def test_a_text_that_was_there_takes_no_memory():
     text = [1, 2, 3, 1, 2, 4, 1, 1, 2]
     once, often = automaton([text]), automaton([text] * 9)
-    assert len(often._next) == len(once._next)
+    assert len(often._transitions) == len(once._transitions)
