@@ -57,11 +57,13 @@ class MidLayer(nn.Module):
     def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
         self.norm_before_residual = norm_before_residual
+
         self.self_attn = Attention(c)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
             wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
+
         self.mlp = MLP(c)
         self.hidden_norm = RMSNorm(c.hidden, c.eps)
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
@@ -69,35 +71,39 @@ class MidLayer(nn.Module):
 
     def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: CachedRows) -> Tensor:
         normed_TD = self.hidden_norm(feature_TD)
-        both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
+        pair_features = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
         residual_TD = normed_TD if self.norm_before_residual else feature_TD
-        x_TD = residual_TD + self.self_attn(both, rotation, cache, 0)
+        x_TD = residual_TD + self.self_attn(pair_features, rotation, cache, 0)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
 class Eagle3Head(Head):
-    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own for `vocab` tokens.
+    """`fc` over inner features of a target of size `target_size`, `midlayer`, and an LM head of `vocab_size` tokens.
 
     Further layers after `midlayer` are plain ones, in `layers` under their numbers. The head does not drift, since its
     training feeds it its own outputs for about seven passes.
     """
 
-    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: HeadDialect) -> None:
+    def __init__(self, c: LlamaConfig, target_size: int, vocab_size: int, dialect: HeadDialect) -> None:
         super().__init__(c)
         self.dialect, self.inner = dialect, dialect.inner
-        wide = len(self.inner) * target
-        self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
-        norms = [RMSNorm(target, c.eps) for _ in self.inner]
+
+        # inner features
+        feature_size = len(self.inner) * target_size
+        self.input_norm = RMSNorm(feature_size, c.eps) if dialect.norm_before_fc else nn.Identity()
+        norms = [RMSNorm(target_size, c.eps) for _ in self.inner]
         self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
-        self.fc = linear(wide, c.hidden)
+        self.fc = linear(feature_size, c.hidden)
+
+        # layers
         self.midlayer = MidLayer(c, dialect.norm_before_residual)
-        more = {str(number): Layer(c) for number in range(1, c.layers)}
-        self.layers = nn.ModuleDict(more)
+        further_layers = {str(number): Layer(c) for number in range(1, c.layers)}
+        self.layers = nn.ModuleDict(further_layers)
         self.norm = RMSNorm(c.hidden, c.eps)
-        self.lm_head = linear(c.hidden, vocab)
+        self.lm_head = linear(c.hidden, vocab_size)
 
     def join(self, inner_TN: Tensor) -> Tensor:
-        """Combine the target's concatenated inner features `[T, inner * target]` into one feature `[T, D]`."""
+        """Combine the target's concatenated inner features `[T, N]` into one feature `[T, D]`."""
         inner_TN = self.input_norm(inner_TN)
         if self.fc_norm:
             parts = inner_TN.chunk(len(self.inner), -1)
@@ -109,6 +115,7 @@ class Eagle3Head(Head):
         """Return the output for each pair, `[T, D]`; `feature_TD` are the target's inner features or the head's own."""
         if feature_TD.shape[-1] == self.fc.in_features:
             feature_TD = self.join(feature_TD)
+
         x_TD = self.embed_tokens(token_T)
         rotation = self.rotary.at(pos_T, x_TD)
         x_TD = self.midlayer(x_TD, feature_TD, rotation, cache)
@@ -143,8 +150,9 @@ class MtpHead(Head):
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the output for each pair, `[T, D]`."""
         token_TD = self.token_layernorm(self.embed_tokens(token_T))
-        both = torch.cat((self.hidden_layernorm(feature_TD), token_TD), -1)
-        x_TD = self.input_proj(both)
+        pair_features = torch.cat((self.hidden_layernorm(feature_TD), token_TD), -1)
+
+        x_TD = self.input_proj(pair_features)
         x_TD = self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
         return self.final_layernorm(x_TD)  # type: ignore[no-any-return]
 
