@@ -162,7 +162,7 @@ def test_a_head_that_is_right_now_and_then_is_no_stranger():
     fit = Fit("HEAD", said.append)
     for number in range(40):
         fit.count(7, 7 if number % 8 == 0 else 8)
-    assert said == [] and (fit.tried, fit.right) == (40, 5)
+    assert said == [] and (fit.num_guesses, fit.num_correct) == (40, 5)
 
 
 # Dialects of EAGLE-3: a tiny head in each form, compared with a plain implementation

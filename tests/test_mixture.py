@@ -33,7 +33,7 @@ class Table(TreeDraft):
         self.seed, self.source = seed, source
         super().__init__(TreeCache((1, 1, capacity, 1), torch.float64, "cpu"))
 
-    def known(self, tree, fresh):
+    def readable(self, tree, fresh):
         return fresh
 
     def features(self, tree, fresh):

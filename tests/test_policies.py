@@ -30,7 +30,7 @@ class Random(TreeDraft):
         self.number = salt
         super().__init__(CONFIG.cache(1, 4096, torch.zeros(1, dtype=torch.float64)))
 
-    def known(self, tree, fresh):
+    def readable(self, tree, fresh):
         return fresh
 
     def features(self, tree, fresh):

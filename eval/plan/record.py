@@ -259,9 +259,9 @@ class Replayed(TreeDraft):
         """Set the number of prompt tokens of the next request, and the guesses along its text."""
         self._prompt_length, self._table = prompt_length, table
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+    def readable(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         kind: Any = Eagle if self.lag else ModelDraft
-        nodes: list[int] = kind.known(self, tree, fresh)
+        nodes: list[int] = kind.readable(self, tree, fresh)
         return nodes
 
     def features(self, tree: TokenTree | None, fresh: list[int]) -> Tensor:
@@ -314,8 +314,8 @@ class ReplayedBlock(Replayed, BlockDraft):
         mask_T = torch.arange(rows, dtype=torch.float64) - 1
         return torch.stack((mask_T, mask_T), -1)
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        return BlockDraft.known(self, tree, fresh)
+    def readable(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        return BlockDraft.readable(self, tree, fresh)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask predicts the token at its own position

@@ -29,6 +29,7 @@ class DFlashHead(Head):
     def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
         super().__init__(c)
         self.form, self.inner = form, form.inner
+
         self.fc = linear(len(form.inner) * c.hidden, c.hidden)
         self.hidden_norm = RMSNorm(c.hidden, c.eps)
         self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
@@ -36,15 +37,16 @@ class DFlashHead(Head):
 
     def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: CachedRows) -> Tensor:
         """Return the output for each row of a block, `[T, D]`; for rows of text, only keys and values matter."""
-        of_text_T1 = (token_T == TEXT)[:, None]
+        is_text_T1 = (token_T == TEXT)[:, None]
         feature_TD = self.hidden_norm(self.fc(feature_TN))
+
         x_TD = self.embed_tokens(token_T.clamp(min=0))
         rotation = self.rotary.at(pos_T, x_TD)
-        for number, layer in enumerate(self.layers):
+        for layer_index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer), layer
             normed_TD = layer.input_layernorm(x_TD)
-            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
-            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
+            attended_TD = torch.where(is_text_T1, feature_TD, normed_TD)
+            x_TD = x_TD + layer.self_attn(attended_TD, rotation, cache, layer_index)
             x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
         return self.norm(x_TD)  # type: ignore[no-any-return]
 
@@ -57,13 +59,13 @@ class BlockDraft(TreeDraft):
     """
 
     source = "dflash"
-    by_level, far, inner = False, True, True
+    by_level, guesses_ahead, inner = False, True, True
     marginal = True  # whether the guesses after a row are the same after all guesses of the row
 
     def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
         self.network, self.lm_head = head, head.logits or lm_head
-        self.form, sizes = head.form, head.config
-        super().__init__(sizes.cache(sizes.layers, capacity, head.like))
+        self.form = head.form
+        super().__init__(head.config.cache(head.config.layers, capacity, head.like))
 
     def blank(self, rows: int) -> Tensor:
         """Return zero features `[rows, N]` for the rows of a block, which have none."""
@@ -72,55 +74,66 @@ class BlockDraft(TreeDraft):
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         yield from self._read_text(tree, 0)
 
-    def _read_text(self, tree: TokenTree, most: int) -> Steps[list[int]]:
-        """Read text with known features in chunks, until at most `most` nodes before the tip are left; return these."""
+    def _read_text(self, tree: TokenTree, max_unread: int) -> Steps[list[int]]:
+        """Read text with known features in chunks, until at most `max_unread` nodes before the tip are left; return
+        these."""
         self.cache.drop()
-        fresh = self.known(tree, tree.trunk[self._fed:-1])
-        while len(fresh) > most:
-            chunk, fresh = fresh[:CHUNK], fresh[CHUNK:]
-            yield self.rows(tree, chunk, tree.tip, 0)
-            self._fed += len(chunk)
-        return fresh
+        unread = self.readable(tree, tree.trunk[self._num_read:-1])
+        while len(unread) > max_unread:
+            chunk, unread = unread[:CHUNK], unread[CHUNK:]
+            yield self.rows(tree, chunk, tree.tip, num_block_rows=0)
+            self._num_read += len(chunk)
+        return unread
 
     def restart(self) -> None:
-        self._begun = -1  # the position of the tip that was read; below 0: none
-        self._said: list[Guesses] = []
+        self._block_begin = -1  # the position of the tip that was read; below 0: none
+        self._block_guesses: list[Guesses] = []  # by row of the block, if they are the same after all guesses
         self._logits = torch.empty(0)  # [T, V], of the positions after it
-        self._given: set[int] = set()  # nodes after which a token was guessed from this block
+        self._answered_nodes: set[int] = set()  # after which a token was guessed from this block
 
     def settle(self, tree: TokenTree) -> None:
         """Keep everything, since guesses after the new tip still lie within the block."""
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        return node == tree.tip and tree.nodes[node].pos != self._begun
+        return node == tree.tip and tree.nodes[node].pos != self._block_begin
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
-        fresh = tree.trunk[self._fed:-1]
-        if self.known(tree, fresh) != fresh:
+        unread = tree.trunk[self._num_read:-1]
+        if self.readable(tree, unread) != unread:
             return None
+
         self.cache.drop()
-        tip = tree.nodes[tree.tip]
-        rows = min(self.form.size, tree.max_tokens - tip.pos - 1 + self.form.first_guess)
-        if len(fresh) + rows > self.cache.room:
+        tip_position = tree.nodes[tree.tip].pos
+        num_positions_left = tree.max_tokens - tip_position - 1
+        num_block_rows = min(self.form.size, num_positions_left + self.form.first_guess)
+        if len(unread) + num_block_rows > self.cache.room:
             return []
-        fresh = yield from self._read_text(tree, CHUNK)
-        read: Read = yield self.rows(tree, fresh, tree.tip, rows)
-        self._fed += len(fresh)
+
+        # read
+        unread = yield from self._read_text(tree, CHUNK)
+        read: Read = yield self.rows(tree, unread, tree.tip, num_block_rows)
+        self._num_read += len(unread)
         self.cache.drop()
-        self._begun, self._logits = tip.pos, read.logits_AV
-        self._given = set()
-        positions = [tip.pos + 1 + row for row in range(len(self._logits))]
-        self._said = self.predict(self._logits, positions, width) if self.marginal and not tree.law else []
+
+        # guess
+        self._block_begin, self._logits = tip_position, read.logits_AV
+        self._block_guesses = []
+        self._answered_nodes = set()
+        if self.marginal and not tree.law:
+            positions = [tip_position + 1 + row for row in range(len(self._logits))]
+            self._block_guesses = self.predict(self._logits, positions, width)
         return [self.unrequested(tree, node, width) or [] for node in nodes]
 
     def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         position: int = tree.nodes[node].pos
-        row: int = position - self._begun
-        if self._begun < 0 or row not in range(len(self._logits)) or node in self._given:
+        row: int = position - self._block_begin
+        is_in_block = self._block_begin >= 0 and 0 <= row < len(self._logits)
+        if not is_in_block or node in self._answered_nodes:
             return None
-        self._given.add(node)
-        if self._said:
-            return self._said[row]
+
+        self._answered_nodes.add(node)
+        if self._block_guesses:
+            return self._block_guesses[row]
         logits_1V = self._shaped(tree, [node], self.logits_after(tree.nodes[node].token, row))
         return self.predict(logits_1V, [position + 1], width)[0]
 
@@ -128,16 +141,27 @@ class BlockDraft(TreeDraft):
         """Return the logits `[1, V]` of a row of guesses in the block, after a guess `token` in the row before."""
         return self._logits[row:row + 1]
 
-    def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
-        """Return a reading of new rows of text and of `rows` rows of the block from the node `begin` on; rows of the
-        block have negative ids in the cache."""
-        block, first, text = [-1 - place for place in range(rows)], tree.nodes[begin], len(fresh)
-        above = [fresh[-1] if fresh else first.parent, *block[:-1]]
-        parents = [tree.nodes[node].parent for node in fresh] + above[:rows]
-        self.cache.admit([*fresh, *block], parents, text, mutual=True)
-        tokens = [TEXT] * text + [first.token, *[self.form.mask] * rows][:rows]
-        places = [tree.nodes[node].pos for node in fresh] + list(range(first.pos, first.pos + rows))
-        token_T, pos_T = torch.tensor([tokens, places], device=self.cache.like.device)
-        features = [self.features(tree, fresh)] if fresh else []
-        feature_TN = torch.cat((*features, self.blank(rows)))
-        return Reading(self, token_T, feature_TN, pos_T, max(0, rows - self.form.first_guess))
+    def rows(self, tree: TokenTree, text_nodes: list[int], block_node: int, num_block_rows: int) -> Reading:
+        """Return a reading of new text, and of the first rows of a block: `block_node` and the masks after it.
+
+        In the cache, a row of the block has a negative id, and the row before it as its parent.
+        """
+        first = tree.nodes[block_node]
+        block_ids = [-1 - row for row in range(num_block_rows)]
+        node_before_block = text_nodes[-1] if text_nodes else first.parent
+
+        # into the cache
+        text_parents = [tree.nodes[node].parent for node in text_nodes]
+        block_parents = [node_before_block, *block_ids][:num_block_rows]
+        self.cache.admit([*text_nodes, *block_ids], [*text_parents, *block_parents], len(text_nodes), mutual=True)
+
+        # inputs
+        block_tokens = [first.token, *[self.form.mask] * num_block_rows][:num_block_rows]
+        tokens = [TEXT] * len(text_nodes) + block_tokens
+        text_positions = [tree.nodes[node].pos for node in text_nodes]
+        positions = [*text_positions, *range(first.pos, first.pos + num_block_rows)]
+        token_T, pos_T = torch.tensor([tokens, positions], device=self.cache.like.device)
+
+        text_features = [self.features(tree, text_nodes)] if text_nodes else []
+        feature_TN = torch.cat((*text_features, self.blank(num_block_rows)))
+        return Reading(self, token_T, feature_TN, pos_T, max(0, num_block_rows - self.form.first_guess))

@@ -21,22 +21,24 @@ from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
 from model.tree import Guess, TokenTree
 
-OFTEN, SELDOM = 16, 64  # tokens over which foresight is averaged; over which it returns to 1 without predictions
+FORESIGHT_TOKENS = 16  # over which foresight is averaged
+RECOVERY_TOKENS = 64  # without predictions, over which foresight returns to 1
 EULER = 0.5772  # the mean of Gumbel noise
-HEARD = 64  # guesses, at most, to which a level adds children without reading them
-BY_DEPTH, BY_RANK = 0.95, 0.8  # factors of the levels below an outcome, per unit of depth and of rank
-LONG, RUN = 8, 16  # tokens of a match from which on its continuation is added at once; most tokens added
-Given = Mapping[str, Guesses]  # by source
+MAX_UNREQUESTED = 64  # guesses to which a level adds children without reading them
+DEPTH_FACTOR, RANK_FACTOR = 0.95, 0.8  # of the levels below an outcome, per unit of depth and of rank
+LONG_MATCH = 8  # tokens of a match from which on its continuation is added at once
+MAX_CONTINUATION = 16  # tokens that are added at once
+SourceGuesses = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
 WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
 DEPTHS = (1, 4, 10)  # first depths of ranges that are calibrated separately
 WINDOW = 256  # settled tokens; an observation that is as old counts 1 / e
-KEEP = 1 - 1 / WINDOW  # weight of older observations at each new one
-PRIOR = 16  # settled tokens for which the initial weights count, permanently
-TRUST = 4.0  # the precision of the prior by which probabilities are already calibrated
-STRIDE = 0.25  # the most by which one guess changes a slope or a shift, since the curvature is only locally valid
-LEAST = 0.1  # the least slope, so that the order of guesses is kept
-SURE = 1e-6  # probabilities nearer to 0 or 1 are moved to this distance
+DECAY = 1 - 1 / WINDOW  # weight of older observations at each new one
+PRIOR_TOKENS = 16  # settled tokens for which the initial weights count, permanently
+PRIOR_PRECISION = 4.0  # of the prior by which probabilities are already calibrated
+MAX_STEP = 0.25  # by which one guess changes a slope or a shift, since the curvature is only locally valid
+MIN_SLOPE = 0.1  # so that the order of guesses is kept
+MIN_PROBABILITY = 1e-6  # probabilities nearer to 0 or 1 are moved to this distance
 
 
 @dataclass
@@ -45,8 +47,13 @@ class Prediction:
 
     depth: int  # the number of guesses from the tip to the node
     match: Match  # of the suffix automaton, up to this node
-    given: dict[str, Guesses]  # by source
+    by_source: dict[str, Guesses]
     children: Guesses  # mixed from all sources, the likeliest first
+
+    @property
+    def has_long_match(self) -> bool:
+        """Whether the match is so long that its continuation is rarely rejected."""
+        return self.match.length >= LONG_MATCH
 
 
 class Mixture(Draft):
@@ -59,7 +66,7 @@ class Mixture(Draft):
         self._blend = Blend()  # which keeps learning from one request to the next
         self.inner = any(network.inner for network in networks)
         self._mixes = suffix is not None or [network.by_level for network in networks] != [True]
-        self._blind = {SUFFIX, *(network.source for network in networks if network.blind)}
+        self._noiseless_sources = {SUFFIX, *(network.source for network in networks if network.ignores_noise)}
         self.reset()
 
     def another(self) -> Mixture:
@@ -78,11 +85,12 @@ class Mixture(Draft):
 
     def forget(self) -> None:
         self._predictions: dict[int, Prediction] = {}
-        self._settled = 0  # nodes of the trunk that were learned from
+        self._num_learned = 0  # nodes of the trunk that were learned from
         self._tip = -1
-        self._levels = 0  # since the tip moved
+        self._num_levels = 0  # since the tip moved
         self._foresight = 1.0  # the share of recent tokens that were among the guesses for their positions
         self._sampler = Sampler()
+
         if self._suffix:
             if self._tree is not None:
                 self._suffix.settle(self._tree)
@@ -97,28 +105,32 @@ class Mixture(Draft):
 
     def _grow_by_level(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Add a level to each network's own tree; the trees are merged into one (SpecInfer, section 3)."""
-        grown = False
+        has_grown = False
         for network in self.parts:
-            grown |= yield from network.grow(tree, growth)
-        return grown
+            has_grown |= yield from network.grow(tree, growth)
+        return has_grown
 
     def _grow_best_first(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting) -> Steps[bool]:
         """Read the likeliest nodes anywhere, if their level is worth its time, and offer the guesses."""
-        moved = self._move(tree)
-        if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
+        has_moved = self._move(tree)
+        if growth.nodes < 1 or tree.room < 1 or self._num_levels > growth.depth:
             return False
-        if moved:  # there is room again for guesses that were not among the best before
+        if has_moved:  # there is room again for guesses that were not among the best before
             self._offer(tree, list(self._predictions), growth)
+
+        # a level
         nodes = self._choose(tree, growth)
         if nodes and not worth_drafting(self._expected_tokens(tree, nodes)):
             return False
-        read = yield from self._expand(tree, nodes, growth.width)
-        if not read:
+        predicted_nodes = yield from self._expand(tree, nodes, growth.width)
+        if not predicted_nodes:
             return False
-        self._levels += 1
-        self._offer(tree, read, growth)
+        self._num_levels += 1
+        self._offer(tree, predicted_nodes, growth)
+
+        # what needs no reading
         self._offer_unrequested(tree, growth)
-        for node in read:
+        for node in predicted_nodes:
             self._follow_match(tree, node, growth)
         return True
 
@@ -127,8 +139,9 @@ class Mixture(Draft):
         self._move(tree)
         self._predict(tree, tree.tip, {}, growth.width)
         prediction = self._predictions.get(tree.tip)
-        if prediction is None or prediction.match.length < LONG:
+        if prediction is None or not prediction.has_long_match:
             return False
+
         self._offer(tree, [tree.tip], growth)
         self._follow_match(tree, tree.tip, growth)
         return bool(tree.unsent_guesses)
@@ -140,167 +153,207 @@ class Mixture(Draft):
         self._tree = tree
         if tree.tip == self._tip:
             return False
-        self._tip, self._levels = tree.tip, 0
+        self._tip, self._num_levels = tree.tip, 0
+
         self._learn(tree)
         if self._suffix:
             self._suffix.settle(tree)
-        guessed = bool(tree.nodes[tree.tip].proposals)
+
+        was_guessed = bool(tree.nodes[tree.tip].proposals)
         for network in self.parts:
-            if guessed:
+            if was_guessed:
                 network.settle(tree)
             else:
                 network.restart()
+
         for node in self._predictions.keys() - tree.live - {tree.tip}:
             del self._predictions[node]
         return True
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare newly settled tokens with the guesses for their positions."""
-        for node in tree.trunk[self._settled:]:
+        for node in tree.trunk[self._num_learned:]:
+            settled_token = tree.nodes[node].token
             prediction = self._predictions.get(tree.nodes[node].parent)
-            settled = tree.nodes[node].token
-            foreseen = prediction is None or any(token == settled for token, _ in prediction.children)
-            self._foresight += (foreseen - self._foresight) / (SELDOM if prediction is None else OFTEN)
-            if prediction is not None:
-                self._blend.learn(prediction.given, prediction.match.length, settled, prediction.depth)
-        self._settled = len(tree.trunk)
+            if prediction is None:
+                self._foresight += (1 - self._foresight) / RECOVERY_TOKENS
+                continue
+
+            was_guessed = any(token == settled_token for token, _ in prediction.children)
+            self._foresight += (was_guessed - self._foresight) / FORESIGHT_TOKENS
+            self._blend.learn(prediction.by_source, prediction.match.length, settled_token, prediction.depth)
+        self._num_learned = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
     def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
         """Return the likeliest nodes that a source wants to read: the tip, and guesses below it."""
-        left = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
-        least = tree.nodes[tree.tip].score + growth.least_score
-        useful = (node for node in tree.live if left.get(node, 1) > 0)
-        scores = {node: tree.nodes[node].score for node in useful}
-        worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
-        best = heapq.nsmallest(growth.width, worthy, key=lambda node: (-scores[node], node))
-        return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
+        left_below = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
+        min_score = tree.nodes[tree.tip].score + growth.least_score
+        scores = {node: tree.nodes[node].score for node in tree.live if left_below.get(node, 1) > 0}
+
+        candidates = (node for node in scores if scores[node] >= min_score and self._is_wanted(tree, node))
+        best_nodes = heapq.nsmallest(growth.width, candidates, key=lambda node: (-scores[node], node))
+        return [tree.tip, *best_nodes] if self._is_wanted(tree, tree.tip) else best_nodes
 
     def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """Return the expected number of additional correct guesses if these nodes are read."""
-        tip = tree.nodes[tree.tip].score
-        scores = [tree.nodes[node].score for node in nodes]
-        return self._foresight * sum(math.exp(score - tip) for score in scores)
+        tip_score = tree.nodes[tree.tip].score
+        path_scores = [tree.nodes[node].score for node in nodes]
+        return self._foresight * sum(math.exp(score - tip_score) for score in path_scores)
 
-    def _wanted(self, tree: TokenTree, node: int) -> bool:
+    def _is_wanted(self, tree: TokenTree, node: int) -> bool:
+        """Return whether a source can guess after this node and has not, with a position left for the guess."""
         if tree.nodes[node].pos + 1 >= tree.max_tokens:
             return False
-        copied = self._suffix is not None and (node == tree.tip or not self.parts)
-        return copied and node not in self._predictions or any(network.wants(tree, node) for network in self.parts)
+        is_read_by_suffix = self._suffix is not None and (node == tree.tip or not self.parts)
+        if is_read_by_suffix and node not in self._predictions:
+            return True
+        return any(network.wants(tree, node) for network in self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read the nodes that it wants; return the nodes with new guesses."""
-        said: dict[int, dict[str, Guesses]] = {}
+        new_guesses: dict[int, dict[str, Guesses]] = {}  # by node and source
         for network in self.parts:
-            wanted = [node for node in nodes if network.wants(tree, node)]
-            guesses = (yield from network.expand(tree, wanted, width)) if wanted else None
-            for node, guessed in zip(wanted, guesses or ()):
-                said.setdefault(node, {})[network.source] = guessed
-        fresh = [node for node in nodes if node in said or node not in self._predictions]
-        return [node for node in fresh if self._predict(tree, node, said.get(node, {}), width)]
+            wanted_nodes = [node for node in nodes if network.wants(tree, node)]
+            if not wanted_nodes:
+                continue
+            expansion = yield from network.expand(tree, wanted_nodes, width)
+            for node, guesses in zip(wanted_nodes, expansion or ()):
+                new_guesses.setdefault(node, {})[network.source] = guesses
 
-    def _predict(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
+        fresh_nodes = [node for node in nodes if node in new_guesses or node not in self._predictions]
+        return [node for node in fresh_nodes if self._predict(tree, node, new_guesses.get(node, {}), width)]
+
+    def _predict(self, tree: TokenTree, node: int, new_guesses: SourceGuesses, width: int) -> bool:
         """Mix new guesses after a node with earlier ones; return False if there are none at all."""
-        prediction = self._predictions.get(node)
-        if prediction is None:
-            depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
-            prediction = Prediction(depth, self._match(tree, node), {}, [])
-            copied = self._suffix.automaton.continuations(prediction.match, width) if self._suffix else []
-            copied = [pair for pair in copied if tree.law is None or tree.law.allows(tree, node, pair[0])]
-            if copied:
-                prediction.given[SUFFIX] = copied
-        prediction.given.update(said)
-        if not prediction.given:
+        prediction = self._predictions.get(node) or self._prediction_by_suffix(tree, node, width)
+        prediction.by_source.update(new_guesses)
+        if not prediction.by_source:
             return False
-        mixed = self._blend.mix(prediction.given, prediction.match.length, prediction.depth)
-        alone = prediction.given.keys() <= self._blind  # other networks already include the noise of all tokens
-        rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
+        mixed = self._blend.mix(prediction.by_source, prediction.match.length, prediction.depth)
+
+        other_probability = 0.0  # of all other tokens; networks that know the noise already include that of all tokens
+        if prediction.by_source.keys() <= self._noiseless_sources:
+            other_probability = 1 - sum(probability for _, probability in mixed)
+
         position = tree.nodes[node].pos + 1
-        prediction.children = self._with_noise(mixed, rest, position)[:width]
+        prediction.children = self._with_noise(mixed, other_probability, position)[:width]
         self._predictions[node] = prediction
         return True
+
+    def _prediction_by_suffix(self, tree: TokenTree, node: int, width: int) -> Prediction:
+        """Return the prediction of the suffix automaton alone, if there is one, with the tokens that are allowed."""
+        depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
+        prediction = Prediction(depth, self._match(tree, node), {}, [])
+        if self._suffix is None:
+            return prediction
+
+        guesses = self._suffix.automaton.continuations(prediction.match, width)
+        if tree.law is not None:
+            guesses = [guess for guess in guesses if tree.law.allows(tree, node, guess[0])]
+        if guesses:
+            prediction.by_source[SUFFIX] = guesses
+        return prediction
 
     def _match(self, tree: TokenTree, node: int) -> Match:
         """Return the match of a node, starting from the nearest ancestor with a known match."""
         if self._suffix is None:
             return NOTHING
-        way = []
+
+        path_tokens = []  # from the node up
         while node != tree.tip and node not in self._predictions:
-            way.append(tree.nodes[node].token)
+            path_tokens.append(tree.nodes[node].token)
             node = tree.nodes[node].parent
+
         automaton = self._suffix.automaton
         match = self._predictions[node].match if node in self._predictions else automaton.tip
-        for token in reversed(way):
+        for token in reversed(path_tokens):
             match = automaton.step(match, token)
         return match
 
-    def _with_noise(self, mixed: Guesses, rest: float, position: int) -> Guesses:
-        """Return probabilities given a position's noise (docs/design.md); `rest` is that of all other tokens."""
+    def _with_noise(self, mixed: Guesses, other_probability: float, position: int) -> Guesses:
+        """Return probabilities given a position's noise (docs/design.md), with `other_probability` for other tokens."""
         if not self._sampler.temperature or not mixed:
             return mixed
-        tokens = torch.tensor([token for token, _ in mixed])
-        chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
-        noise_TV = self._sampler.noise([position], tokens)
-        others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
-        whole = torch.cat([chance.log() + noise_TV[0], others])
-        worth = torch.softmax(whole, -1)[:-1]
-        best = worth.sort(stable=True, dim=-1, descending=True).indices
-        return list(zip(tokens[best].tolist(), worth[best].tolist()))
+
+        token_W = torch.tensor([token for token, _ in mixed])
+        probability_W = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
+        noise_TW = self._sampler.noise([position], token_W)
+
+        others_1 = probability_W.new_tensor([max(other_probability, 0.0)]).log() + EULER
+        noisy = torch.cat([probability_W.log() + noise_TW[0], others_1])
+        given_noise_W = torch.softmax(noisy, -1)[:-1]
+        order = given_noise_W.sort(stable=True, dim=-1, descending=True).indices
+        return list(zip(token_W[order].tolist(), given_noise_W[order].tolist()))
 
     # --- into the tree ------------------------------------------------------------------------------------------------
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
         """Add the children of these nodes that are among the best guesses."""
-        least = tree.nodes[tree.tip].score + growth.least_score
-        known = [node for node in nodes if node in tree.nodes]
-        guesses = [guess for node in known for guess in self._children(tree, node, least)]
+        min_score = tree.nodes[tree.tip].score + growth.least_score
+        parents = [node for node in nodes if node in tree.nodes]
+        guesses = [guess for parent in parents for guess in self._children(tree, parent, min_score)]
         guesses.sort(key=lambda guess: -guess[2])
-        taken = tree.offer(guesses, growth.nodes, least)
-        for node, (parent, token, score) in zip(taken, guesses):
-            given = self._predictions[parent].given
-            tree.nodes[node].proposals = {source: score for source, said in given.items()
-                                    if any(guess == token for guess, _ in said)}
+
+        new_nodes = tree.offer(guesses, growth.nodes, min_score)
+        for node, (parent, token, score) in zip(new_nodes, guesses):
+            by_source = self._predictions[parent].by_source
+            sources = [source for source, pairs in by_source.items() if any(guess == token for guess, _ in pairs)]
+            tree.nodes[node].proposals = dict.fromkeys(sources, score)
 
     def _offer_unrequested(self, tree: TokenTree, growth: Growth) -> None:
         """Offer guesses that networks made unrequested, likeliest first (with blocks: DDTree, arXiv 2604.12989)."""
-        far = [network for network in self.parts if network.far]
-        heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
+        networks = [network for network in self.parts if network.guesses_ahead]
+        if not networks:
+            return
+
+        heap = [(-tree.nodes[node].score, node) for node in tree.live]
         heapq.heapify(heap)
-        heard = 0
-        while heap and heard < HEARD:
+        num_expanded = 0
+        while heap and num_expanded < MAX_UNREQUESTED:
             _, node = heapq.heappop(heap)
             if node not in tree.nodes or tree.nodes[node].pos + 1 >= tree.max_tokens:
                 continue
-            found = {network.source: network.unrequested(tree, node, growth.width) for network in far}
-            said = {source: guesses for source, guesses in found.items() if guesses is not None}
-            if said and self._predict(tree, node, said, growth.width):
-                heard += 1
+
+            new_guesses = {}
+            for network in networks:
+                guesses = network.unrequested(tree, node, growth.width)
+                if guesses is not None:
+                    new_guesses[network.source] = guesses
+
+            if new_guesses and self._predict(tree, node, new_guesses, growth.width):
+                num_expanded += 1
                 self._offer(tree, [node], growth)
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
     def _follow_match(self, tree: TokenTree, node: int, growth: Growth) -> None:
         """Add the continuation of a long match at once, without waiting for a network."""
-        for _ in range(RUN):
+        for _ in range(MAX_CONTINUATION):
             prediction = self._predictions[node]
-            if prediction.match.length < LONG or SUFFIX not in prediction.given:
+            if not prediction.has_long_match or SUFFIX not in prediction.by_source:
                 return
-            followed, _ = prediction.given[SUFFIX][0]
-            child = tree.child(node, followed)
+
+            next_token, _ = prediction.by_source[SUFFIX][0]
+            child = tree.child(node, next_token)
             if child is None or tree.nodes[child].pos + 1 >= tree.max_tokens:
                 return
+
             if child not in self._predictions and self._predict(tree, child, {}, growth.width):
                 self._offer(tree, [child], growth)
             if child not in self._predictions:
                 return
             node = child
 
-    def _children(self, tree: TokenTree, node: int, least: float) -> Iterator[Guess]:
-        above = tree.nodes[node].score
+    def _children(self, tree: TokenTree, node: int, min_score: float) -> Iterator[Guess]:
+        """Yield the guesses after a node whose paths have at least this score."""
+        node_score = tree.nodes[node].score
         for token, probability in self._predictions[node].children:
-            if probability > 0 and above + math.log(probability) >= least:
-                yield node, token, above + math.log(probability)
+            if probability > 0:
+                score = node_score + math.log(probability)
+                if score >= min_score:
+                    yield node, token, score
 
 
 # --- the levels to prepare for each possible outcome of a segment under way -------------------------------------------
@@ -314,20 +367,24 @@ def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
     the depth of the node, as the number of outcomes does in the paper (theorem 12), and with the rank of the token
     among the unsent ones there.
     """
-    left: dict[int, int] = {}
-    tip = tree.nodes[tree.tip].pos
+    left_below: dict[int, int] = {}  # by node
+    tip_position = tree.nodes[tree.tip].pos
     for parent in sorted(tree.live.union([tree.tip])):  # parents are older
-        above = tree.nodes[parent]
-        unsent = [node for node in above.children.values() if node in tree.unsent_guesses]
-        if parent in left:
-            left.update((node, left[parent] - 1) for node in unsent)
+        children = tree.nodes[parent].children.values()
+        unsent_children = [node for node in children if node in tree.unsent_guesses]
+
+        if parent in left_below:  # below an outcome
+            for node in unsent_children:
+                left_below[node] = left_below[parent] - 1
             continue
-        unsent.sort(key=lambda node: (-tree.nodes[node].score, node))
-        most = levels * BY_DEPTH ** (above.pos - tip)
-        for node in unsent:
-            left[node] = round(most)
-            most *= BY_RANK
-    return left
+
+        unsent_children.sort(key=lambda node: (-tree.nodes[node].score, node))
+        depth = tree.nodes[parent].pos - tip_position
+        num_levels = levels * DEPTH_FACTOR ** depth
+        for node in unsent_children:
+            left_below[node] = round(num_levels)
+            num_levels *= RANK_FACTOR
+    return left_below
 
 
 # --- the weights of sources -------------------------------------------------------------------------------------------
@@ -336,9 +393,9 @@ class Blend:
     """The mixed distribution p = sum of w_s p_s of several sources, which is then calibrated.
 
     The weights w depend on the set of sources with guesses and, if a suffix is among them, on the length of its match.
-    Each settled token is a step of online expectation maximisation (Cappe and Moulines, 2009): its responsibilities
-    r_s = w_s p_s / sum of w_t p_t are added to decaying sums, and w_s is proportional to the sum of r_s plus PRIOR
-    times the initial weight. Converged weights equal the mean of their responsibilities, so they are a fixed point of
+    Each settled token is a step of online expectation maximisation (Cappe and Moulines, 2009): its responsibilities r_s
+    = w_s p_s / sum of w_t p_t are added to decaying sums, and w_s is proportional to the sum of r_s plus the initial
+    weight times PRIOR_TOKENS. Converged weights equal the mean of their responsibilities, so they are a fixed point of
     expectation maximisation. The log-likelihood is concave in the weights, so this is its maximum, with a Dirichlet
     prior. As the sums decay, the weights vary around it, less with a longer window. The prior does not decay, so a
     source that was always wrong keeps a small weight, from which it can recover.
@@ -353,46 +410,57 @@ class Blend:
 
     def reset_learning(self) -> None:
         """Return to the initial weights and calibration."""
-        self._sums: dict[Bucket, dict[str, float]] = {}  # responsibilities by source
-        self._worth: dict[tuple[Bucket, int], PlattScaling] = {}
+        self._responsibilities: dict[Bucket, dict[str, float]] = {}  # sums by source
+        self._calibrations: dict[tuple[Bucket, int], PlattScaling] = {}  # by bucket and range of depth
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
         """Return the weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
-        found = starting_weights(sources, length)
-        rung = _rung(length) if SUFFIX in sources else 0
-        sums = self._sums.get((tuple(sorted(sources)), rung), {})
-        total = PRIOR + sum(sums.values())
-        learnt = {source: PRIOR * weight + sums.get(source, 0.0) for source, weight in found.items()}
-        return {source: weight / total for source, weight in learnt.items()}
+        initial_weights = starting_weights(sources, length)
+        length_class = _length_class(length) if SUFFIX in sources else 0
+        sums = self._responsibilities.get((tuple(sorted(sources)), length_class), {})
 
-    def mix(self, given: Given, length: int, depth: int = 0) -> list[tuple[int, float]]:
+        total = PRIOR_TOKENS + sum(sums.values())
+        weights = {}
+        for source, weight in initial_weights.items():
+            weights[source] = (PRIOR_TOKENS * weight + sums.get(source, 0.0)) / total
+        return weights
+
+    def mix(self, guesses: SourceGuesses, length: int, depth: int = 0) -> list[tuple[int, float]]:
         """Return the mixed tokens, likeliest first; `length` is that of a suffix's match, `depth` that of the path."""
-        mixed = self._mixed(given, length)
-        worth = self._worth.get((_bucket(given, length), bisect(DEPTHS, depth)))
-        if worth:
-            mixed = {token: worth.of(claimed) for token, claimed in mixed.items()}
+        mixed = self._mixed(guesses, length)
+        calibration = self._calibrations.get((_bucket(guesses, length), bisect(DEPTHS, depth)))
+        if calibration:
+            mixed = {token: calibration.of(claimed) for token, claimed in mixed.items()}
+
         total = max(1.0, sum(mixed.values()))
         shares = ((token, probability / total) for token, probability in mixed.items())
         return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
 
-    def learn(self, given: Given, length: int, token: int, depth: int = 0) -> None:
+    def learn(self, guesses: SourceGuesses, length: int, token: int, depth: int = 0) -> None:
         """Learn from the settled token after these guesses; a token that no source guessed changes no weight."""
-        bucket = _bucket(given, length)
-        mixed = self._mixed(given, length)
-        worth = self._worth.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
-        worth.learn(list(mixed.items()), token)
-        shares = {source: weight * dict(given[source]).get(token, 0.0)
-                  for source, weight in self.weights(bucket[0], length).items()}
+        bucket = _bucket(guesses, length)
+        sources, _ = bucket
+
+        # calibration
+        mixed = self._mixed(guesses, length)
+        calibration = self._calibrations.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
+        calibration.learn(list(mixed.items()), token)
+
+        # weights
+        shares = {source: weight * dict(guesses[source]).get(token, 0.0)
+                  for source, weight in self.weights(sources, length).items()}
         total = sum(shares.values())
         if total > 0:
-            sums = self._sums.setdefault(bucket, dict.fromkeys(shares, 0.0))
+            sums = self._responsibilities.setdefault(bucket, dict.fromkeys(shares, 0.0))
             for source, share in shares.items():
-                sums[source] = KEEP * sums[source] + share / total
+                sums[source] = DECAY * sums[source] + share / total
 
-    def _mixed(self, given: Given, length: int) -> dict[int, float]:
+    def _mixed(self, guesses: SourceGuesses, length: int) -> dict[int, float]:
+        """Return the weighted sum of the sources' probabilities, by token."""
+        sources, _ = _bucket(guesses, length)
         mixed: dict[int, float] = {}
-        for source, weight in self.weights(_bucket(given, length)[0], length).items():
-            for token, probability in given[source]:
+        for source, weight in self.weights(sources, length).items():
+            for token, probability in guesses[source]:
                 mixed[token] = mixed.get(token, 0.0) + weight * probability
         return mixed
 
@@ -406,7 +474,10 @@ class PlattScaling:
 
     def __init__(self) -> None:
         self._slope, self._shift = 1.0, 0.0
-        self._aa, self._ab, self._bb = TRUST, 0.0, TRUST  # the curvature of the log-likelihood, prior included
+
+        # second derivatives of the negative log-likelihood, prior included
+        self._slope_curvature = self._shift_curvature = PRIOR_PRECISION
+        self._mixed_curvature = 0.0
 
     def of(self, claimed: float) -> float:
         """Return the calibrated probability for a claimed one; 0 stays 0."""
@@ -414,60 +485,68 @@ class PlattScaling:
 
     def learn(self, guesses: Guesses, token: int) -> None:
         """Learn that `token` was the correct one, whether among these guesses or not."""
-        fading = (1 - KEEP) * TRUST
-        self._aa = KEEP * self._aa + fading
-        self._ab = KEEP * self._ab
-        self._bb = KEEP * self._bb + fading
-        self._step(fading * (1 - self._slope), -fading * self._shift)
-        for guess, claimed in guesses:
-            if claimed > 0:
-                odds = _log_odds(claimed)
-                worth = self.of(claimed)
-                curvature, wrong = worth * (1 - worth), (guess == token) - worth
-                self._aa += curvature * odds * odds
-                self._ab += curvature * odds
-                self._bb += curvature
-                self._step(wrong * odds, wrong)
+        # older observations fade, the prior does not
+        prior_share = (1 - DECAY) * PRIOR_PRECISION
+        self._slope_curvature = DECAY * self._slope_curvature + prior_share
+        self._mixed_curvature = DECAY * self._mixed_curvature
+        self._shift_curvature = DECAY * self._shift_curvature + prior_share
+        self._step(prior_share * (1 - self._slope), -prior_share * self._shift)
 
-    def _step(self, along: float, across: float) -> None:
+        for guess, claimed in guesses:
+            if claimed <= 0:
+                continue
+            odds = _log_odds(claimed)
+            calibrated = self.of(claimed)
+            error = (guess == token) - calibrated
+            curvature = calibrated * (1 - calibrated)
+
+            self._slope_curvature += curvature * odds * odds
+            self._mixed_curvature += curvature * odds
+            self._shift_curvature += curvature
+            self._step(error * odds, error)
+
+    def _step(self, slope_gradient: float, shift_gradient: float) -> None:
         """Apply a Newton step for a gradient: first a bounded step of the slope, then the best shift for it."""
-        determinant = self._aa * self._bb - self._ab * self._ab
-        slope = _bounded((self._bb * along - self._ab * across) / determinant)
-        slope = max(slope, LEAST - self._slope)
-        self._slope += slope
-        self._shift += _bounded((across - self._ab * slope) / self._bb)
+        determinant = self._slope_curvature * self._shift_curvature - self._mixed_curvature * self._mixed_curvature
+        newton_step = (self._shift_curvature * slope_gradient - self._mixed_curvature * shift_gradient) / determinant
+        slope_step = max(_bounded(newton_step), MIN_SLOPE - self._slope)
+        self._slope += slope_step
+        self._shift += _bounded((shift_gradient - self._mixed_curvature * slope_step) / self._shift_curvature)
 
 
 def _bounded(step: float) -> float:
-    return min(max(step, -STRIDE), STRIDE)
+    return min(max(step, -MAX_STEP), MAX_STEP)
 
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
     """Return the initial weights: a suffix has its share of WEIGHTS, and all others have equal parts of the rest."""
-    others = len(sources) - (SUFFIX in sources)
-    if not others:
+    num_others = len(sources) - (SUFFIX in sources)
+    if not num_others:
         return dict.fromkeys(sources, 1.0)
-    share = WEIGHTS[_rung(length)] if SUFFIX in sources else 0.0
-    return {source: share if source == SUFFIX else (1 - share) / others for source in sources}
+
+    suffix_weight = WEIGHTS[_length_class(length)] if SUFFIX in sources else 0.0
+    other_weight = (1 - suffix_weight) / num_others
+    return {source: suffix_weight if source == SUFFIX else other_weight for source in sources}
 
 
-def _rung(length: int) -> int:
+def _length_class(length: int) -> int:
+    """Return the index in WEIGHTS of a match's length."""
     return min(max(length, 1), len(WEIGHTS)) - 1
 
 
-def _bucket(given: Given, length: int) -> Bucket:
+def _bucket(guesses: SourceGuesses, length: int) -> Bucket:
     """Return the sources with guesses, sorted, and the class of the match's length if a suffix is among them."""
-    sources = tuple(source for source in sorted(given) if given[source])
-    return sources, _rung(length) if SUFFIX in sources else 0
+    sources = tuple(source for source in sorted(guesses) if guesses[source])
+    return sources, _length_class(length) if SUFFIX in sources else 0
 
 
 def _log_odds(probability: float) -> float:
-    p = min(max(probability, SURE), 1 - SURE)
+    p = min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY)
     return math.log(p / (1 - p))
 
 
-FAR = _log_odds(1.0)
+MAX_LOG_ODDS = _log_odds(1.0)
 
 
 def _sigmoid(odds: float) -> float:
-    return 1 / (1 + math.exp(-min(max(odds, -FAR), FAR)))
+    return 1 / (1 + math.exp(-min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))

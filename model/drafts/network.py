@@ -34,8 +34,8 @@ class Network(Draft):
     source = ""  # its name among the drafts of a tree
     number = 0  # its number among the drafts of a tree, which separates their random streams
     by_level = False  # whether it can also grow a tree level by level
-    far = False  # whether it may also guess after nodes that it was not requested to read (see `unrequested`)
-    blind = False  # whether it guesses without the noise with which the target's tokens are chosen
+    guesses_ahead = False  # whether it may also guess after nodes that it was not requested to read (`unrequested`)
+    ignores_noise = False  # whether it guesses without the noise with which the target's tokens are chosen
 
     @property
     def networks(self) -> Sequence[Network]:
@@ -70,11 +70,11 @@ class Network(Draft):
 
 
 class Leaf(NamedTuple):
-    """A guess of the last level: its index in this level of a shape, and its path's log-probability from the tip."""
+    """A guess of the last level."""
 
     node: int
-    place: int
-    score: float
+    shape_index: int  # in this level of a shape
+    score: float  # the path's log-probability from the tip
 
 
 class TreeDraft(Network):
@@ -91,12 +91,12 @@ class TreeDraft(Network):
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self._level, self._tip, self._pays = 0, -1, True
+        self._num_levels, self._tip, self._is_worth_deepening = 0, -1, True
         self.reset()
 
     @property
     def consumed(self) -> int:
-        return self._fed - self.lag
+        return self._num_read - self.lag
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         yield from self._follow(tree)
@@ -110,7 +110,7 @@ class TreeDraft(Network):
         self._begin_behind(length)
 
     def _begin_behind(self, length: int) -> None:
-        self._fed = self.lag + length  # trunk nodes that were read; the first token of a text has no pair
+        self._num_read = self.lag + length  # trunk nodes that were read; the first token of a text has no pair
         self._sampler = Sampler()
         self.refresh()
         self.restart()
@@ -122,7 +122,7 @@ class TreeDraft(Network):
         twin.reset()
         return twin
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+    def readable(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Return the leading nodes of `fresh`, the next nodes of the text, that have known features."""
         return list(takewhile(lambda node: self._feature(tree, node) is not None, fresh))
 
@@ -131,31 +131,31 @@ class TreeDraft(Network):
         return torch.stack([self._feature(tree, node) for node in fresh])
 
     def _feature(self, tree: TokenTree, node: int) -> Any:
-        known = tree.nodes[node]
-        return tree.nodes[known.parent].hidden if self.lag else known.hidden
+        source_node = tree.nodes[node].parent if self.lag else node
+        return tree.nodes[source_node].hidden
 
     def carried(self, parents: list[int]) -> Tensor:
         """Return the features `[T, D]` of guesses: the network's outputs for their parents."""
-        return torch.stack([self._made[parent] for parent in parents])
+        return torch.stack([self._outputs[parent] for parent in parents])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
         """Return the network's output `[T, D]` for rows admitted to `cache`, its own or that of several twins."""
-        made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
-        return made
+        out_TD: Tensor = self.network(token_T, feature_TD, pos_T, cache)
+        return out_TD
 
     def logits(self, out_TD: Tensor) -> Tensor:
         """Return the logits `[T, V]` of the token after each row, over the draft's own vocabulary."""
         return self.lm_head(out_TD)
 
-    def tokens(self, place: Tensor) -> Tensor:
+    def tokens(self, draft_ids: Tensor) -> Tensor:
         """Convert tokens of the draft's own vocabulary to the target's."""
-        return place
+        return draft_ids
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and ids `[T, W]` of the likeliest tokens after each row, as tokens of the target."""
         width = min(width, logits_TV.shape[-1])
-        logprob_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
-        return logprob_TW, self.tokens(place_TW)
+        logprob_TW, draft_id_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
+        return logprob_TW, self.tokens(draft_id_TW)
 
     def begin(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -167,25 +167,27 @@ class TreeDraft(Network):
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
     def restart(self) -> None:
-        self._made: dict[int, Tensor] = {}  # the network's output [D] for each node that was read
+        self._outputs: dict[int, Tensor] = {}  # the network's output [D] for each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        return node not in self._made and (node == tree.tip or tree.nodes[node].parent in self._made)
+        return node not in self._outputs and (node == tree.tip or tree.nodes[node].parent in self._outputs)
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
-        room = self.cache.room
-        if tree.nodes[nodes[0]].parent in self._made:
-            nodes = nodes[:room]
+        num_free_slots = self.cache.room
+        is_below_read_node = tree.nodes[nodes[0]].parent in self._outputs
+        if is_below_read_node:
+            nodes = nodes[:num_free_slots]
             if not nodes:
                 return []
             read: Read = yield self._of_guesses(tree, nodes)
         else:
             assert nodes == [tree.tip], "no node below an unread tip can be read"
-            followed = yield from self._follow(tree)
-            if followed is None:
+            read_of_tip = yield from self._follow(tree)
+            if read_of_tip is None:
                 return None
-            read = followed
-        self._made.update(zip(nodes, read.out_TD))
+            read = read_of_tip
+
+        self._outputs.update(zip(nodes, read.out_TD))
         positions = [tree.nodes[node].pos + 1 for node in nodes]
         return self.predict(self._shaped(tree, nodes, read.logits_AV), positions, width)
 
@@ -193,30 +195,31 @@ class TreeDraft(Network):
         """Return the logits of these nodes, changed as the request changes the target's logits."""
         if tree.law is None:
             return logits_AV
-        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, self._known(logits_AV))
-        return shaped
+        shaped_AV: Tensor = tree.law.shaped(tree, nodes, logits_AV, self._target_ids(logits_AV))
+        return shaped_AV
 
-    def _known(self, logits_TV: Tensor) -> Tensor:
+    def _target_ids(self, logits_TV: Tensor) -> Tensor:
         """Return the target's token of each column of logits."""
         return self.tokens(torch.arange(logits_TV.shape[-1], device=logits_TV.device))
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Return the result of `expand` from logits, without excluded tokens."""
-        logits_TV = self._sampler.warped(logits_TV)
-        gain_TV = torch.log_softmax(logits_TV, -1)
-        worth_TV = gain_TV + self._sampler.noise(positions, self._known(gain_TV))
-        best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
-        chance = gain_TV.gather(-1, best).exp().tolist()
-        if math.isnan(chance[0][0]):
+        logprob_TV = torch.log_softmax(self._sampler.warped(logits_TV), -1)
+        noisy_TV = logprob_TV + self._sampler.noise(positions, self._target_ids(logprob_TV))
+        width = min(width, logprob_TV.shape[-1])
+        draft_id_TW = noisy_TV.topk(width, -1).indices
+
+        probabilities = logprob_TV.gather(-1, draft_id_TW).exp().tolist()
+        if math.isnan(probabilities[0][0]):
             raise self._damaged()
-        rows = map(zip, self.tokens(best).tolist(), chance)
+        rows = map(zip, self.tokens(draft_id_TW).tolist(), probabilities)
         return [[(token, probability) for token, probability in row if probability > 0] for row in rows]
 
     def settle(self, tree: TokenTree) -> None:
-        kept = tree.live.union(tree.trunk[self._fed:])
-        self.cache.retain(kept)
-        kept.add(tree.tip)
-        self._made = {node: made for node, made in self._made.items() if node in kept}
+        needed_nodes = tree.live.union(tree.trunk[self._num_read:])
+        self.cache.retain(needed_nodes)
+        needed_nodes.add(tree.tip)
+        self._outputs = {node: out_D for node, out_D in self._outputs.items() if node in needed_nodes}
 
     def _damaged(self) -> ValueError:
         return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were trained for another model: "
@@ -241,32 +244,39 @@ class TreeDraft(Network):
         """
         if growth.nodes < 1:
             return False
-        alive = [leaf for leaf in self._frontier if leaf.node in tree.live]
-        if alive:
-            position = tree.nodes[alive[0].node].pos
-            if self._level > growth.depth or position + 1 >= tree.max_tokens or not self._pays:
+
+        live_leaves = [leaf for leaf in self._frontier if leaf.node in tree.live]
+        if live_leaves:  # deepen the tree
+            if not self._may_deepen(tree, live_leaves, growth):
                 return False
-            self._frontier = alive
+            self._frontier = live_leaves
             if self._tip != tree.tip:  # text settled since then keeps the rows of its guesses until the next refresh
                 self._tip = tree.tip
-                self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
-            read: Read = yield self._of_guesses(tree, [leaf.node for leaf in alive])
-        else:
+                self.cache.retain(tree.live.union(tree.trunk[self._num_read:]))
+            read: Read = yield self._of_guesses(tree, [leaf.node for leaf in live_leaves])
+        else:  # begin at the tip
             if self._origin == tree.tip or tree.room < 1:
                 return False
-            followed = yield from self._follow(tree)
-            if followed is None:
+            read_of_tip = yield from self._follow(tree)
+            if read_of_tip is None:
                 return False
-            read = followed
+            read = read_of_tip
+
         nodes = [leaf.node for leaf in self._frontier]
-        self._made.update(zip(nodes, read.out_TD))
+        self._outputs.update(zip(nodes, read.out_TD))
         logits_AV = self._shaped(tree, nodes, read.logits_AV)
-        self._level += 1
+        self._num_levels += 1
         if growth.shape:
             self._branch(tree, logits_AV, growth)
         else:
             self._offer(tree, logits_AV, growth)
         return True
+
+    def _may_deepen(self, tree: TokenTree, leaves: Sequence[Leaf], growth: Growth) -> bool:
+        """Return whether one more level below these leaves is allowed, has positions left, and is worth drafting."""
+        next_position = tree.nodes[leaves[0].node].pos + 1
+        is_allowed = self._num_levels <= growth.depth and next_position < tree.max_tokens
+        return is_allowed and self._is_worth_deepening
 
     def _follow(self, tree: TokenTree,
                 ahead: Sequence[int] = ()) -> Steps[Read | None]:
@@ -277,27 +287,35 @@ class TreeDraft(Network):
         """
         self.cache.drop()
         read: Read | None = None
-        while self._fed < len(tree.trunk):
-            fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
-            if not fresh:
+        while self._num_read < len(tree.trunk):
+            chunk = self.readable(tree, tree.trunk[self._num_read:self._num_read + CHUNK])
+            if not chunk:
                 break
-            fed = self._fed + len(fresh)
-            whole = fed == len(tree.trunk)
-            ahead = ahead[:max(0, self.cache.room - len(fresh))]
-            rows = [*fresh, *ahead] if whole else fresh
+
+            num_read = self._num_read + len(chunk)
+            ahead = ahead[:max(0, self.cache.room - len(chunk))]
+            rows, num_logit_rows = chunk, 0
+            if num_read == len(tree.trunk):
+                rows, num_logit_rows = [*chunk, *ahead], 1 + len(ahead)
+
             parents = [tree.nodes[node].parent for node in rows]
-            self.cache.admit(rows, parents, text=len(fresh))
-            asked = 1 + len(ahead) if whole else 0
-            read = yield self._reading(tree, rows, self.features(tree, rows), asked)
-            self._fed = fed
-        if read is None or self._fed < len(tree.trunk):
+            self.cache.admit(rows, parents, text=len(chunk))
+            read = yield self._reading(tree, rows, self.features(tree, rows), num_logit_rows)
+            self._num_read = num_read
+
+        if read is None or self._num_read < len(tree.trunk):
             return None
-        self._origin = self._tip = tree.tip
-        self._level, self._base = 0, tree.nodes[tree.tip].score
-        self._frontier = [Leaf(tree.tip, 0, 0.0)]
-        self._pays, self._expected = True, 0.0
-        self._made.clear()
+        self._begin_at_tip(tree)
         return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
+
+    def _begin_at_tip(self, tree: TokenTree) -> None:
+        """Begin a tree at the tip, whose text was read."""
+        self._origin = self._tip = tree.tip
+        self._num_levels = 0
+        self._tip_score = tree.nodes[tree.tip].score
+        self._frontier = [Leaf(tree.tip, 0, 0.0)]
+        self._is_worth_deepening, self._expected_tokens = True, 0.0
+        self._outputs.clear()
 
     def _of_guesses(self, tree: TokenTree, nodes: list[int]) -> Reading:
         """Return a reading of guesses, with the draft's own features."""
@@ -305,69 +323,91 @@ class TreeDraft(Network):
         self.cache.admit(nodes, parents, text=0)
         return self._reading(tree, nodes, self.carried(parents), len(nodes))
 
-    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, num_logit_rows: int) -> Reading:
         tokens = [tree.nodes[node].token for node in nodes]
         positions = [tree.nodes[node].pos - self.lag for node in nodes]
         token_T, pos_T = torch.tensor([tokens, positions], device=self.cache.like.device)
-        return Reading(self, token_T, feature_TD, pos_T, asked)
+        return Reading(self, token_T, feature_TD, pos_T, num_logit_rows)
 
     def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all become the next frontier."""
         logprob_TW, token_TW = self.guess(logits_AV, growth.width)
-        path_TW = logprob_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + logprob_TW
-        score, order = path_TW.flatten().sort(descending=True, stable=True)
+        leaf_score_T = logprob_TW.new_tensor([leaf.score for leaf in self._frontier])
+        path_score_TW = leaf_score_T[:, None] + logprob_TW
+
+        # all children, the best first
+        sorted_scores, order = path_score_TW.flatten().sort(descending=True, stable=True)
+        scores = sorted_scores.tolist()
         tokens = token_TW.flatten()[order].tolist()
-        parents = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()  # indices in the frontier
-        values = score.tolist()
-        if math.isnan(values[0]):  # which sorts first
+        leaf_indices = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()
+        if math.isnan(scores[0]):  # which sorts first
             raise self._damaged()
-        guesses = [(self._frontier[parent].node, token, self._base + value)
-                   for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
-        least = tree.nodes[tree.tip].score + growth.least_score
-        taken = tree.offer(guesses, growth.nodes, least, self.source)
-        leaves = enumerate(zip(taken[:growth.width], values))
-        self._frontier = [Leaf(node, place, value) for place, (node, value) in leaves]
+
+        # into the tree
+        guesses = [(self._frontier[leaf_index].node, token, self._tip_score + score)
+                   for leaf_index, token, score in zip(leaf_indices, tokens, scores) if score > -math.inf]
+        min_score = tree.nodes[tree.tip].score + growth.least_score
+        new_nodes = tree.offer(guesses, growth.nodes, min_score, self.source)
+
+        # the next frontier
+        best_children = zip(new_nodes[:growth.width], scores)
+        self._frontier = [Leaf(node, index, score) for index, (node, score) in enumerate(best_children)]
         if growth.gain:
-            tip = tree.nodes[tree.tip].score
-            scores = [tree.nodes[node].score for node in tree.live]
-            expected = math.fsum(math.exp(score - tip) for score in scores)  # a set has no order
-            self._pays = expected - self._expected > growth.gain
-            self._expected = expected
+            expected_tokens = _expected_tokens(tree)
+            self._is_worth_deepening = expected_tokens - self._expected_tokens > growth.gain
+            self._expected_tokens = expected_tokens
 
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children of the frontier that the shape gives; those with children become the next frontier."""
-        counts, *deeper = growth.shape[self._level - 1:]
-        following = deeper[0] if deeper else ()
-        begins = [0, *accumulate(counts)]
-        children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
+        child_counts, *deeper_levels = growth.shape[self._num_levels - 1:]
+        next_counts = deeper_levels[0] if deeper_levels else ()
+        first_child_index = [0, *accumulate(child_counts)]  # by the index of the parent in its level
+        proposals = self._children(tree, logits_AV, [child_counts[leaf.shape_index] for leaf in self._frontier])
+
         leaves: dict[int, Leaf] = {}
-        for leaf, guesses in zip(self._frontier, children):
-            for place, (proposal, gain) in enumerate(guesses, begins[leaf.place]):
-                score = leaf.score + gain
-                node = tree.propose(leaf.node, proposal, self._base + score)
-                if place < len(following) and following[place]:
-                    rounded = float(logits_AV.new_tensor(score))
-                    leaves.setdefault(node, Leaf(node, place, rounded))  # a draw may come twice
+        for leaf, children in zip(self._frontier, proposals):
+            for index, (proposal, logprob) in enumerate(children, first_child_index[leaf.shape_index]):
+                score = leaf.score + logprob
+                node = tree.propose(leaf.node, proposal, self._tip_score + score)
+                has_children = index < len(next_counts) and next_counts[index] > 0
+                if has_children:
+                    rounded_score = float(logits_AV.new_tensor(score))
+                    leaves.setdefault(node, Leaf(node, index, rounded_score))  # a draw may come twice
         self._frontier = list(leaves.values())
 
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
         """Return the proposals after each node of the frontier, drawn or likeliest, as the sampler's rule requires."""
-        sampler = self._sampler
-        if drawing(sampler) is None:
-            logprob_TW, token_TW = self.guess(logits_TV, max(counts))
-            if logprob_TW.isnan().any():
-                raise self._damaged()
-            columns = zip(token_TW.tolist(), logprob_TW.tolist(), counts)
-            rows = (zip(tokens[:count], scores) for tokens, scores, count in columns)
-            return [[(Proposal(self.source, token), gain) for token, gain in row if gain > -math.inf] for row in rows]
-        law_TV = laws(sampler, logits_TV)
+        if drawing(self._sampler) is None:
+            return self._likeliest_children(logits_TV, counts)
+
+        law_TV = laws(self._sampler, logits_TV)
         if np.isnan(law_TV).any():
             raise self._damaged()
-        law_TV = spread(law_TV, self._known(logits_TV))
+        law_TV = spread(law_TV, self._target_ids(logits_TV))
         position = tree.nodes[self._frontier[0].node].pos + 1
-        return [drawn(sampler, Proposal(self.source, 0, law_V), position, self.number, count)
+        return [drawn(self._sampler, Proposal(self.source, 0, law_V), position, self.number, count)
                 for law_V, count in zip(law_TV, counts)]
+
+    def _likeliest_children(self, logits_TV: Tensor, counts: Sequence[int]) -> list[Proposed]:
+        """Return as many of the likeliest tokens after each row as `counts` has for it."""
+        logprob_TW, token_TW = self.guess(logits_TV, max(counts))
+        if logprob_TW.isnan().any():
+            raise self._damaged()
+
+        children = []
+        for tokens, logprobs, count in zip(token_TW.tolist(), logprob_TW.tolist(), counts):
+            pairs = zip(tokens[:count], logprobs)
+            children.append([(Proposal(self.source, token), logprob) for token, logprob in pairs
+                             if logprob > -math.inf])
+        return children
+
+
+def _expected_tokens(tree: TokenTree) -> float:
+    """Return the expected number of guesses that the target accepts."""
+    tip_score = tree.nodes[tree.tip].score
+    path_scores = [tree.nodes[node].score for node in tree.live]
+    return math.fsum(math.exp(score - tip_score) for score in path_scores)  # exact, since a set has no order
 
 
 class ModelDraft(TreeDraft):
@@ -380,7 +420,7 @@ class ModelDraft(TreeDraft):
         self.network, self.lm_head = model, lm_head
         super().__init__(cache)
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+    def readable(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Return all nodes, but none before the prompt is sent, so that the pipeline does not wait for this reading."""
         return [] if len(tree.unsent_text) > 1 else fresh
 
@@ -391,50 +431,54 @@ class ModelDraft(TreeDraft):
         return self.cache.like.new_empty(len(parents), 0)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: SegmentCache) -> Tensor:
-        made: Tensor = self.network(token_T, pos_T, cache)
-        return made
+        out_TD: Tensor = self.network(token_T, pos_T, cache)
+        return out_TD
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 def read_all(readings: Sequence[Reading]) -> list[Read]:
     """Return the results in the order of the readings; each network makes one pass."""
-    found: dict[int, Read] = {}
-    for places in by_network(readings):
-        group = [readings[place] for place in places]
-        found.update(zip(places, _pass(group)))
-    return [found[place] for place in range(len(readings))]
+    results: dict[int, Read] = {}  # by the index of the reading
+    for indices in by_network(readings):
+        group = [readings[index] for index in indices]
+        results.update(zip(indices, _pass(group)))
+    return [results[index] for index in range(len(readings))]
 
 
 def by_network(readings: Sequence[Reading]) -> list[list[int]]:
     """Return the indices of the readings, grouped by network."""
     groups: dict[int, list[int]] = {}
-    for place, reading in enumerate(readings):
-        groups.setdefault(id(reading.draft.network), []).append(place)
+    for index, reading in enumerate(readings):
+        groups.setdefault(id(reading.draft.network), []).append(index)
     return list(groups.values())
 
 
 def _pass(group: Sequence[Reading]) -> list[Read]:
     """Run one pass for the rows of several requests."""
     draft = group[0].draft
-    counts = [len(reading.token_T) for reading in group]
-    caches = together([reading.draft.cache for reading in group], counts)
-    rows = zip(*((reading.token_T, reading.feature_TD, reading.pos_T) for reading in group))
-    out_TD = draft.read(*map(torch.cat, rows), caches)
-    outs = out_TD.split(counts)
-    asked = [reading.num_logit_rows for reading in group]
-    lasts = [out[len(out) - wanted:] for out, wanted in zip(outs, asked)]
-    last = torch.cat(lasts)
-    logits_AV = draft.logits(last) if sum(asked) else last
-    return [Read(*each) for each in zip(outs, logits_AV.split(asked))]
+    row_counts = [len(reading.token_T) for reading in group]
+    logit_row_counts = [reading.num_logit_rows for reading in group]
+
+    # all rows
+    caches = together([reading.draft.cache for reading in group], row_counts)
+    inputs = zip(*((reading.token_T, reading.feature_TD, reading.pos_T) for reading in group))
+    out_TD = draft.read(*map(torch.cat, inputs), caches)
+    outs = out_TD.split(row_counts)
+
+    # logits of the last rows
+    last_outs = [out[len(out) - count:] for out, count in zip(outs, logit_row_counts)]
+    out_AD = torch.cat(last_outs)
+    logits_AV = draft.logits(out_AD) if sum(logit_row_counts) else out_AD
+    return [Read(*result) for result in zip(outs, logits_AV.split(logit_row_counts))]
 
 
 def at_once(steps: Steps[Result], passes: Passes = read_all) -> Result:
     """Return the result of a draft's steps, each in a pass of its own."""
-    said: Read | None = None
+    read: Read | None = None
     while True:
         try:
-            reading = steps.send(said)
+            reading = steps.send(read)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        said, = passes([reading])
+        read, = passes([reading])

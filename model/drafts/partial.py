@@ -29,31 +29,38 @@ class PartialDraft(Eagle):
 
     def restart(self) -> None:
         super().restart()
-        self._answered: set[int] = set()  # nodes after which it has guessed
+        self._answered_nodes: set[int] = set()  # after which it has guessed
 
     def settle(self, tree: TokenTree) -> None:
-        self._answered &= tree.live.union([tree.tip])
+        self._answered_nodes &= tree.live.union([tree.tip])
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        return node not in self._answered and (node == tree.tip or tree.nodes[node].parent in self._answered)
+        follows_answered_node = node == tree.tip or tree.nodes[node].parent in self._answered_nodes
+        return follows_answered_node and node not in self._answered_nodes
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
-        unread = len(tree.trunk) - self._fed
+        num_unread = len(tree.trunk) - self._num_read
         self.cache.drop()
-        way = way_to(tree, nodes, self.cache.room - unread)
-        if unread or tree.tip in nodes:
-            followed = yield from self._follow(tree, way)
-            if followed is None:
+        path_nodes = way_to(tree, nodes, self.cache.room - num_unread)
+
+        # read
+        if num_unread or tree.tip in nodes:
+            read_of_tip = yield from self._follow(tree, path_nodes)
+            if read_of_tip is None:
                 return None
-            read, rows = followed, [tree.tip, *way]
+            read, logit_nodes = read_of_tip, [tree.tip, *path_nodes]
         else:
-            self.cache.admit(way, [tree.nodes[node].parent for node in way], text=0)
-            rows = [node for node in way if node >= min(nodes)]  # the logits of earlier nodes are known
-            read = yield self._reading(tree, way, self.features(tree, way), len(rows))
-        place = {node: row for row, node in enumerate(rows)}
-        nodes = list(takewhile(place.__contains__, nodes))
-        logits_AV = read.logits_AV[[place[node] for node in nodes]]
-        self._answered.update(nodes)
+            parents = [tree.nodes[node].parent for node in path_nodes]
+            self.cache.admit(path_nodes, parents, text=0)
+            logit_nodes = [node for node in path_nodes if node >= min(nodes)]  # the logits of earlier nodes are known
+            features = self.features(tree, path_nodes)
+            read = yield self._reading(tree, path_nodes, features, len(logit_nodes))
+
+        # guess
+        row_of_node = {node: row for row, node in enumerate(logit_nodes)}
+        nodes = list(takewhile(row_of_node.__contains__, nodes))
+        logits_AV = read.logits_AV[[row_of_node[node] for node in nodes]]
+        self._answered_nodes.update(nodes)
         positions = [tree.nodes[node].pos + 1 for node in nodes]
         return self.predict(self._shaped(tree, nodes, logits_AV), positions, width)
 
@@ -61,22 +68,23 @@ class PartialDraft(Eagle):
         """Return the features `[T, D]` of the tokens before these nodes, as far as they are known."""
         feature_TN = self.cache.like.new_zeros(len(fresh), self.network.fc.in_features)
         for row_N, node in zip(feature_TN, fresh):
-            before = tree.nodes[tree.nodes[node].parent]
-            known = before.partial if before.hidden is None else before.hidden
-            if known is not None:
-                row_N[:len(known)] = known
+            parent = tree.nodes[tree.nodes[node].parent]
+            feature = parent.partial if parent.hidden is None else parent.hidden
+            if feature is not None:
+                row_N[:len(feature)] = feature
         return self.network.join(feature_TN)  # type: ignore[no-any-return]
 
 
 def way_to(tree: TokenTree, nodes: Sequence[int], room: int) -> list[int]:
     """Return the guesses on the paths from the tip to these nodes, as far as there is room, in the order of ids."""
-    way: set[int] = set()
+    path_nodes: set[int] = set()
     for node in nodes:
-        more = set()
-        while node in tree.live and node not in way:
-            more.add(node)
+        new_nodes = set()
+        while node in tree.live and node not in path_nodes:
+            new_nodes.add(node)
             node = tree.nodes[node].parent
-        if len(way) + len(more) > room:
+
+        if len(path_nodes) + len(new_nodes) > room:
             break
-        way |= more
-    return sorted(way)
+        path_nodes |= new_nodes
+    return sorted(path_nodes)
