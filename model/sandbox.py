@@ -16,10 +16,10 @@ from threading import Lock
 from typing import Any, Callable
 from weakref import finalize
 
-MEMORY = 1 << 30  # bytes that it may allocate in addition to this process's memory
-LONGEST = 1 << 20  # characters of its output
-START = 60.0  # seconds to fork a large process on a busy machine
-FINE, FAILED = b"+", b"-"
+EXTRA_BYTES = 1 << 30  # that it may allocate in addition to this process's memory
+MAX_OUTPUT = 1 << 20  # characters of its output
+START_SECONDS = 60.0  # to fork a large process on a busy machine
+SUCCESS, FAILURE = b"+", b"-"
 
 
 class Sandbox:
@@ -29,36 +29,40 @@ class Sandbox:
     the next call starts another one. Threads may share a sandbox: their calls wait for each other.
     """
 
-    def __init__(self, work: Callable[..., str], memory: int = MEMORY) -> None:
-        self._work, self._memory, self._lock = work, memory, Lock()
+    def __init__(self, function: Callable[..., str], extra_bytes: int = EXTRA_BYTES) -> None:
+        self._function, self._extra_bytes, self._lock = function, extra_bytes, Lock()
         self._close: Callable[[], Any] = lambda: None  # ends the process, if there is one
         self._process: Any = None
 
-    def call(self, seconds: float, *given: Any) -> str:
+    def call(self, seconds: float, *arguments: Any) -> str:
         """Call the function with picklable arguments. Raises TimeoutError, or ValueError with the text of its error."""
         with self._lock:
             if self._process is None or not self._process.is_alive():
                 self._start()
+
             try:
-                self._link.send((seconds, given))
-                said = _receive(self._link, seconds)
-                if said[:1] == FAILED:
-                    raise ValueError(said[1:].decode("utf-8", "replace"))
+                self._link.send((seconds, arguments))
+                reply = _receive(self._link, seconds)
+                status, text_bytes = reply[:1], reply[1:]
+                if status == FAILURE:
+                    raise ValueError(text_bytes.decode("utf-8", "replace"))
             except BaseException:  # also for Ctrl-C, since the next call must not receive a late answer
                 self._end()
                 raise
-            return said[1:].decode("utf-8")
+            return text_bytes.decode("utf-8")
 
     def _start(self) -> None:
         self._end()
-        self._link, theirs = multiprocessing.Pipe()
+        self._link, process_link = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(self._work, theirs, self._memory), daemon=True)
+        serve_arguments = (self._function, process_link, self._extra_bytes)
+        self._process = context.Process(target=_serve, args=serve_arguments, daemon=True)
         self._process.start()
         self._close = finalize(self, _stop, self._process, self._link)
-        theirs.close()
+        process_link.close()
+
         try:
-            _receive(self._link, START)
+            _receive(self._link, START_SECONDS)
         except BaseException:
             self._end()
             raise
@@ -78,66 +82,70 @@ def _receive(link: Connection, seconds: float) -> bytes:
     """Return the next message. Raises TimeoutError if none comes for `seconds`, ValueError if the process has ended."""
     try:
         if link.poll(seconds):
-            return link.recv_bytes(4 * LONGEST + 1)
+            return link.recv_bytes(4 * MAX_OUTPUT + 1)
     except (EOFError, OSError):
         raise ValueError("it ended without an error message, perhaps for lack of memory") from None
     raise TimeoutError(f"not finished after {seconds:g} seconds")
 
 
-def _serve(work: Callable[..., str], link: Connection, memory: int) -> None:
+def _serve(function: Callable[..., str], link: Connection, extra_bytes: int) -> None:
     """Answer calls until the other end of the link is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _close_others(link.fileno())
     _silence()
     gc.freeze()  # a garbage collection would write to the shared pages, and so copy them
-    _limit_memory(memory)
+    _limit_memory(extra_bytes)
 
-    link.send_bytes(FINE)
+    link.send_bytes(SUCCESS)
     with suppress(EOFError, OSError):
         while True:
-            seconds, given = link.recv()
+            seconds, arguments = link.recv()
             _limit_processor_time(seconds)
-            link.send_bytes(_result(work, given))
+            link.send_bytes(_reply(function, arguments))
 
 
-def _result(work: Callable[..., str], given: Any) -> bytes:
+def _reply(function: Callable[..., str], arguments: Any) -> bytes:
+    """Call the function; return its text after SUCCESS, or the text of its error after FAILURE."""
     try:
-        text = work(*given)
-        if len(text) > LONGEST:
+        text = function(*arguments)
+        if len(text) > MAX_OUTPUT:
             raise ValueError(f"it returns a text of {len(text)} characters")
-        return FINE + text.encode("utf-8")
+        return SUCCESS + text.encode("utf-8")
     except BaseException as error:  # untrusted code may raise anything
-        words = f"{type(error).__name__}: {error}"
-        return FAILED + words[:LONGEST].encode("utf-8", "backslashreplace")
+        message = f"{type(error).__name__}: {error}"
+        return FAILURE + message[:MAX_OUTPUT].encode("utf-8", "backslashreplace")
 
 
-def _close_others(kept: int) -> None:
-    """Close every file but `kept` and the standard ones: a copy of a socket would keep it open when ours is closed."""
+def _close_others(link_number: int) -> None:
+    """Close every file but the link and the standard ones, since a copy of a socket would keep it open."""
     for name in os.listdir("/proc/self/fd"):
-        file = int(name)
-        if file > 2 and file != kept:
+        file_number = int(name)
+        if file_number > 2 and file_number != link_number:
             with suppress(OSError):
-                os.close(file)
+                os.close(file_number)
 
 
 def _silence() -> None:
     """Leave nothing at the terminal or in a core file when native code ends the process for lack of memory."""
-    with open(os.devnull, "w", encoding="ascii") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    with open(os.devnull, "w", encoding="ascii") as null_file:
+        os.dup2(null_file.fileno(), 1)
+        os.dup2(null_file.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _limit_processor_time(seconds: float) -> None:
     """Let a call end this process soon after its time, even if the process that waits for it has been killed."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, hard))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    max_seconds = int(usage.ru_utime + usage.ru_stime + seconds) + 2
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, hard_limit))
 
 
-def _limit_memory(memory: int) -> None:
-    with open("/proc/self/statm", encoding="ascii") as pages:
-        taken = int(pages.read().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))
+def _limit_memory(extra_bytes: int) -> None:
+    """Let this process allocate this much in addition to what it has."""
+    with open("/proc/self/statm", encoding="ascii") as statistics:
+        num_pages = int(statistics.read().split()[0])
+    max_bytes = num_pages * resource.getpagesize() + extra_bytes
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard_limit))

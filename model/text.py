@@ -27,10 +27,10 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenize
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
             "generation_config.json", "config.json")
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
-AUTO, OWN, USUAL = "auto", "own", "vicuna"
+AUTO, OWN, DEFAULT_TEMPLATE = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
-FAST = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
-ALONE = "chat_template.jinja"  # a template in a file of its own
+FAST_CLASS = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
+TEMPLATE_FILE = "chat_template.jinja"  # a template in a file of its own
 # The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
@@ -45,13 +45,13 @@ TURN_ENDS = (  # names of tokens that end an answer in every model that has them
 PART_END, HARMONY = "<|end|>", "<|return|>"  # where GPT-OSS's format has the second, the first only ends a part
 ANSWER = "answer"  # a text in place of an answer, to find the token with which a template closes it
 BROKEN = "\ufffd"  # the decoded text of an incomplete character
-BEFORE = "a"  # decoded before a single token, since the first token of a text may lose its space
+CONTEXT_TEXT = "a"  # decoded before a single token, since the first token of a text may lose its space
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
-MOST_HELD = 8  # tokens; a character has at most 4 bytes, so a longer broken text stays broken
-MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
-MOST_GROWTH = 256  # characters into which the rules of a tokenizer may turn a single one
+MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so a longer broken text stays broken
+MAX_CONTEXT_TOKENS = 64  # of spaces that are kept as context
+MAX_GROWTH = 256  # characters into which the rules of a tokenizer may turn a single one
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which needs a millisecond
-OTHERS = "use template=vicuna, template=llama-2 or template=none"
+OTHER_TEMPLATES = "use template=vicuna, template=llama-2 or template=none"
 MARKER = "2718281828459045"  # a text to find in what a template writes, whatever it does to letters
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
@@ -91,7 +91,7 @@ def chosen(template: str, folder: Name) -> str:
     """Return the template to use: a file counts as `own`; for `auto` the tokenizer's, if it has one, else Vicuna's."""
     if template != AUTO:
         return OWN if is_template_file(template) else template
-    return OWN if own_template(folder) else USUAL
+    return OWN if own_template(folder) else DEFAULT_TEMPLATE
 
 
 def own_template(folder: Name, file: str = "") -> str:
@@ -102,13 +102,18 @@ def own_template(folder: Name, file: str = "") -> str:
         except (OSError, ValueError) as error:
             raise ValueError(f"template={file} cannot be read ({shown(error)}): give the path of a template in "
                              "Jinja, in UTF-8") from None
-    path, alone = Path(folder) / "tokenizer_config.json", Path(folder) / ALONE
-    inside = read_json(path).get("chat_template") if path.is_file() else None
-    texts = inside if isinstance(inside, list) else [{"template": inside or ""}]
-    words = [str(text.get("template")) for text in texts if isinstance(text, dict)]
-    if alone.is_file():
-        words.append(alone.read_text(encoding="utf-8", errors="replace"))
-    return "\n".join(words).strip()
+
+    # in the tokenizer's settings: one template, or a list of them with names
+    settings_path = Path(folder) / "tokenizer_config.json"
+    setting = read_json(settings_path).get("chat_template") if settings_path.is_file() else None
+    entries = setting if isinstance(setting, list) else [{"template": setting or ""}]
+    templates = [str(entry.get("template")) for entry in entries if isinstance(entry, dict)]
+
+    # in a file of its own
+    template_path = Path(folder) / TEMPLATE_FILE
+    if template_path.is_file():
+        templates.append(template_path.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(templates).strip()
 
 
 def check_template_links(folder: Path) -> None:
@@ -116,13 +121,15 @@ def check_template_links(folder: Path) -> None:
 
     The hub's own programs store files as links to `blobs`.
     """
-    home = folder.resolve()
-    allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
-    for path in (folder / ALONE, *folder.glob("additional_chat_templates/*")):
+    real_folder = folder.resolve()
+    allowed_folders = [real_folder]
+    if real_folder.parent.name == "snapshots":
+        allowed_folders.append(real_folder.parent.parent / "blobs")
+
+    for path in (folder / TEMPLATE_FILE, *folder.glob("additional_chat_templates/*")):
         target = path.resolve()
-        if path.is_symlink() and not any(root in target.parents for root in allowed):
+        is_inside = any(allowed in target.parents for allowed in allowed_folders)
+        if path.is_symlink() and not is_inside:
             raise ValueError(f"{path} is a link to {target}, outside of its folder: copy the file itself there, or "
                              "delete the link")
 
@@ -149,49 +156,54 @@ class Text:
             raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
                              f"files there, or give token ids with prompt_ids=")
         check_template_links(self.folder)
-        present = [name for name in SETTINGS if (self.folder / name).is_file()]
-        self._held = {name: read_json(self.folder / name) for name in present}
-        if self._held.get("tokenizer_config.json", {}).get("model_type") == "gpt2":  # only transformers writes this
+
+        file_names = [name for name in SETTINGS if (self.folder / name).is_file()]
+        self._settings = {name: read_json(self.folder / name) for name in file_names}  # by the name of their file
+        if self._settings.get("tokenizer_config.json", {}).get("model_type") == "gpt2":  # only transformers writes this
             raise ValueError(f"the tokenizer in {self.folder} was read out of a GGUF file in a way that splits texts "
                              "wrongly: split the file again")
+
         self.tokenizer = self._open()
         if chat_template:  # a file that replaces the tokenizer's own template
             self.tokenizer.chat_template = own_template(folder, chat_template)
-        elif not self.tokenizer.chat_template and (self.folder / ALONE).is_file():  # transformers before 4.49
-            self.tokenizer.chat_template = own_template(folder, str(self.folder / ALONE))
-        own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
-        self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
+        elif not self.tokenizer.chat_template and (self.folder / TEMPLATE_FILE).is_file():  # transformers before 4.49
+            self.tokenizer.chat_template = own_template(folder, str(self.folder / TEMPLATE_FILE))
+        apply_template = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+        self._sandbox = Sandbox(lambda messages, variables: apply_template(messages, **variables))
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
-        configs = ("generation_config.json", "config.json")
-        self._configs = [self._held[name] for name in configs if name in self._held]
-        size = self._configs[-1].get("vocab_size") if self._configs else None
-        self._num_known = size if isinstance(size, int) else len(self.tokenizer)
+
+        config_names = ("generation_config.json", "config.json")
+        self._configs = [self._settings[name] for name in config_names if name in self._settings]
+        vocab_size = self._configs[-1].get("vocab_size") if self._configs else None
+        self._num_model_tokens = vocab_size if isinstance(vocab_size, int) else len(self.tokenizer)
 
     @property
     def remark(self) -> str:
         """A sentence about a tokenizer with more tokens than the model knows, as some are published; else empty."""
-        if len(self.tokenizer) <= self._num_known:
+        if len(self.tokenizer) <= self._num_model_tokens:
             return ""
         return (f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows only "
-                f"{self._num_known}: a prompt with one of the others is refused")
+                f"{self._num_model_tokens}: a prompt with one of the others is refused")
 
     def _open(self) -> Any:
-        class_name = self._held.get("tokenizer_config.json", {}).get("tokenizer_class")
-        kind = _of_transformers(FAST if class_name == FAST else "AutoTokenizer")
-        wanted = _of_transformers("PreTrainedTokenizerBase")
+        class_name = self._settings.get("tokenizer_config.json", {}).get("tokenizer_class")
+        tokenizer_class = _of_transformers(FAST_CLASS if class_name == FAST_CLASS else "AutoTokenizer")
+        base_class = _of_transformers("PreTrainedTokenizerBase")
+
         try:
-            tokenizer = call_tokenizer(kind.from_pretrained, str(self.folder), local_files_only=True,
+            tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(self.folder), local_files_only=True,
                                        trust_remote_code=False)
-            if not isinstance(tokenizer, wanted):  # it may return anything for an impossible tokenizer_class
+            if not isinstance(tokenizer, base_class):  # it may return anything for an impossible tokenizer_class
                 raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
             _check_growth(tokenizer)
             _end_training(tokenizer)
             return tokenizer
         except Exception as error:  # its errors for broken files are not documented
-            if any("auto_map" in settings for settings in self._held.values()):
+            if any("auto_map" in settings for settings in self._settings.values()):
                 raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), but code from a "
                                  "model's folder is never run (trust_remote_code=False); save it in the form of "
                                  "tokenizer.json, or give token ids with prompt_ids=") from None
+
             for name in VOCABULARIES:
                 if name.endswith(".json") and (self.folder / name).is_file():
                     read_json(self.folder / name)  # for a better error message
@@ -201,35 +213,43 @@ class Text:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """All tokens that end an answer, from every file of the model that lists them."""
-        found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
-        lists = [entry if isinstance(entry, list) else [entry] for entry in found]
-        named = [end for entry in lists for end in entry]
-        if not all(isinstance(end, (int, type(None))) for end in named):
+        # listed in files
+        entries = [config.get("eos_token_id") for config in self._configs]
+        listed_ids: list[Any] = []
+        for entry in [*entries, self.tokenizer.eos_token_id]:
+            listed_ids += entry if isinstance(entry, list) else [entry]
+        if not all(isinstance(end_id, (int, type(None))) for end_id in listed_ids):
             raise ValueError(f"{self.folder} has an eos_token_id that is not an id; write the number of a token as "
                              "eos_token_id into its generation_config.json and config.json")
+
+        # known by their names
         vocabulary = self.tokenizer.get_vocab()
-        known = {token for token in (*TURN_ENDS, self._closing_token()) if token in vocabulary}
+        names = {name for name in (*TURN_ENDS, self._closing_token()) if name in vocabulary}
         if HARMONY in vocabulary:
-            known.discard(PART_END)
-        listed = {end for end in named if end is not None}
-        ends = {end for end in listed.union(vocabulary[token] for token in known) if end < self._num_known}
-        if not ends:
+            names.discard(PART_END)
+
+        all_ids = {end_id for end_id in listed_ids if end_id is not None}
+        all_ids.update(vocabulary[name] for name in names)
+        end_ids = frozenset(end_id for end_id in all_ids if end_id < self._num_model_tokens)
+        if not end_ids:
             raise ValueError(f"{self.folder} names no end token; add eos_token_id to its generation_config.json, "
                              f"or use ignore_eos=true")
-        return frozenset(ends)
+        return end_ids
 
     def _closing_token(self) -> str:
         """Return the special token with which the tokenizer's own template closes an answer; empty if it has none."""
         if not self.tokenizer.chat_template:
             return ""
-        talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ANSWER}]
+
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ANSWER}]
         try:
-            text = self._sandbox.call(PATIENCE, talk, {"add_generation_prompt": False})
+            text = self._sandbox.call(PATIENCE, messages, {"add_generation_prompt": False})
         except Exception:  # untrusted code may raise anything; a prompt reports it
             return ""
-        after = text.rpartition(ANSWER)[2].lstrip()
-        special = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
-        return max(filter(after.startswith, special), key=len, default="")
+
+        after_answer = text.rpartition(ANSWER)[2].lstrip()
+        special_tokens = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return max(filter(after_answer.startswith, special_tokens), key=len, default="")
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
         """Return the token ids of turns."""
@@ -252,6 +272,7 @@ class Text:
                              "end with a message of the role user")
         if any(SURROGATE.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
+
         template = chosen(template, self.folder)
         if template == "none":
             return "".join(message["content"] for message in messages)
@@ -262,13 +283,13 @@ class Text:
     def _own_text(self, messages: Sequence[MessageDict], variables: Mapping[str, Any]) -> str:
         """Return the messages in the tokenizer's template, which is untrusted code."""
         if not self.tokenizer.chat_template:
-            raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHERS}")
+            raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHER_TEMPLATES}")
         try:
-            talk = [self._in_content_form(message) for message in messages]
-            return self._sandbox.call(PATIENCE, talk, dict(variables))
+            template_messages = [self._in_content_form(message) for message in messages]
+            return self._sandbox.call(PATIENCE, template_messages, dict(variables))
         except Exception as error:  # untrusted code may raise anything
             raise TemplateError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
-                                f"{OTHERS}, or mend it", one_line(reason(error)[:200])) from error
+                                f"{OTHER_TEMPLATES}, or mend it", one_line(reason(error)[:200])) from error
 
     def _in_content_form(self, message: MessageDict) -> dict[str, Any]:
         """Return a message with its content as the template reads it: a text, or a list with one part."""
@@ -294,43 +315,48 @@ class Text:
 
     def _shows(self, role: str, content: Content) -> bool | None:
         """Return whether the template writes the marker in a message of this role, or None if it fails."""
-        trial = {"role": role, "content": content}
-        if role == "user":
-            talk = [trial]
-        else:
+        marked_message = {"role": role, "content": content}
+        messages = [marked_message]
+        if role != "user":
             question = self._in_content_form({"role": "user", "content": "?"})
-            before = [] if role == "system" else [question]
-            talk = [*before, trial, question]
+            messages.append(question)
+            if role != "system":
+                messages.insert(0, question)
+
         try:
-            return MARKER in self._sandbox.call(PATIENCE, talk, {})
+            return MARKER in self._sandbox.call(PATIENCE, messages, {})
         except ValueError:
             return None
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the token ids of texts in a template, and the end of each token in characters, if it is known."""
-        own = chosen(template, self.folder) == OWN
-        fast = self.tokenizer.is_fast
+        has_own_template = chosen(template, self.folder) == OWN
+        is_fast = self.tokenizer.is_fast
         try:
-            first = self._first
-            found = call_tokenizer(self.tokenizer, texts, add_special_tokens=False, verbose=False,
-                                   return_offsets_mapping=fast, return_attention_mask=False)
+            first_ids = self._first_ids
+            encoding = call_tokenizer(self.tokenizer, texts, add_special_tokens=False, verbose=False,
+                                      return_offsets_mapping=is_fast, return_attention_mask=False)
         except Exception as error:  # an inconsistent tokenizer may fail only now
             raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
-        for place, ids in enumerate(found["input_ids"]):
+
+        for index, ids in enumerate(encoding["input_ids"]):
             if not ids:
                 raise ValueError(f"the tokenizer in {self.folder} gives no tokens for this prompt and template; use "
                                  "another template=, or copy the tokenizer again from the model")
             # The tokenizer's own template already contains the first token, if there is one.
-            added = [] if own or ids[:1] == first else first
-            ends = [end for _, end in found["offset_mapping"][place]] if fast else []
-            yield [*added, *ids], ends and [0] * len(added) + ends
+            has_first = has_own_template or ids[:1] == first_ids
+            added_ids = [] if has_first else first_ids
+            ends = [end for _, end in encoding["offset_mapping"][index]] if is_fast else []
+            if ends:
+                ends = [0] * len(added_ids) + ends
+            yield [*added_ids, *ids], ends
 
     @cached_property
-    def _first(self) -> list[int]:
+    def _first_ids(self) -> list[int]:
         """The token with which all texts begin, as a list, which is empty if there is none."""
-        first = self.tokenizer.bos_token_id
-        return [first] if first in call_tokenizer(self.tokenizer, "")["input_ids"] else []
+        first_id = self.tokenizer.bos_token_id
+        return [first_id] if first_id in call_tokenizer(self.tokenizer, "")["input_ids"] else []
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text that a stream of these ids prints."""
@@ -357,8 +383,8 @@ def _check_growth(tokenizer: Any) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for rules in (getattr(backend, "normalizer", None), getattr(backend, "decoder", None)):
         growth = _growth(json.loads(rules.__getstate__())) if rules else 1
-        if growth > MOST_GROWTH:
-            raise ValueError(f"its rules may write {growth} characters for one, more than {MOST_GROWTH}")
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its rules may write {growth} characters for one, more than {MAX_GROWTH}")
 
 
 def _end_training(tokenizer: Any) -> None:
@@ -371,9 +397,11 @@ def _end_training(tokenizer: Any) -> None:
 def _growth(rules: Mapping[str, Any]) -> int:
     """Return the number of characters that a normalizer or a decoder writes for one, at most."""
     parts = rules.get("normalizers") or rules.get("decoders") or ()
+
     replacement, pattern = "", ""
     if rules.get("type") == "Replace":
         replacement, pattern = rules["content"], rules["pattern"].get("String", "")
+
     if pattern:
         growth = math.ceil(len(replacement) / len(pattern))
     else:  # a pattern that matches nothing also matches between characters
@@ -383,8 +411,8 @@ def _growth(rules: Mapping[str, Any]) -> int:
 
 def silent(tokenizer: Any) -> set[int]:
     """Return the special tokens, which print nothing."""
-    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added.union(tokenizer.all_special_ids)
+    added_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added_ids.union(tokenizer.all_special_ids)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -402,35 +430,38 @@ class Stream:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._size = len(tokenizer)
-        self._silent = silent(tokenizer)
-        self._window: list[int] = []
-        self._printed = 0  # tokens of the window that were printed
-        self._before = ""  # their text
+        self._vocab_size = len(tokenizer)
+        self._silent_ids = silent(tokenizer)
+        self._window_ids: list[int] = []
+        self._num_printed = 0  # tokens of the window
+        self._printed_text = ""  # of these tokens
 
     def add(self, ids: Iterable[int]) -> str:
         """Add ids to the stream, and return the text that can be printed now."""
-        printed = [i for i in ids if i not in self._silent and i < self._size]
-        return "".join(map(self._next, printed))
+        printed_ids = [token for token in ids if token not in self._silent_ids and token < self._vocab_size]
+        return "".join(map(self._next, printed_ids))
 
-    def _next(self, i: int) -> str:
-        self._window.append(i)
-        text = decoded(self._tokenizer, self._window)
-        if text.endswith(BROKEN) and len(self._window) - self._printed < MOST_HELD:
+    def _next(self, token: int) -> str:
+        self._window_ids.append(token)
+        text = decoded(self._tokenizer, self._window_ids)
+        num_pending = len(self._window_ids) - self._num_printed
+        if text.endswith(BROKEN) and num_pending < MAX_PENDING_TOKENS:
             return ""
         return self._print(text)
 
     def _print(self, text: str) -> str:
-        piece = text[len(self._before):]
-        if piece.strip(" ") or len(self._window) > MOST_CONTEXT:  # a context of only spaces would be dropped
-            self._window = self._window[self._printed:]
-            text = decoded(self._tokenizer, self._window)
-        self._before, self._printed = text, len(self._window)
+        """Return the new end of the window's text, and shorten the window to the tokens of this end."""
+        piece = text[len(self._printed_text):]
+        has_word = bool(piece.strip(" "))  # a context of only spaces would be dropped
+        if has_word or len(self._window_ids) > MAX_CONTEXT_TOKENS:
+            self._window_ids = self._window_ids[self._num_printed:]
+            text = decoded(self._tokenizer, self._window_ids)
+        self._printed_text, self._num_printed = text, len(self._window_ids)
         return piece
 
     def finish(self) -> str:
         """Return the text that was held back, even if it ends in half a character."""
-        return self._print(decoded(self._tokenizer, self._window))
+        return self._print(decoded(self._tokenizer, self._window_ids))
 
 
 class AnswerReader:
@@ -438,9 +469,9 @@ class AnswerReader:
 
     def __init__(self, text: Text, stop: Stops = "") -> None:
         self._stream = Stream(text.tokenizer)
-        given = [stop] if isinstance(stop, str) else stop
-        self._stops = [one for one in given if one]
-        self._held = ""
+        stop_texts = [stop] if isinstance(stop, str) else stop
+        self._stop_texts = [stop_text for stop_text in stop_texts if stop_text]
+        self._pending = ""  # text that may begin a stop text
         self.text = ""  # returned so far
         self.stopped = ""  # the stop text that was completed, if any
 
@@ -457,24 +488,32 @@ class AnswerReader:
         """Return the text that was held back, after the last token."""
         if self.stopped:
             return ""
-        shown = self._take(self._stream.finish()) + self._held
-        self.text += self._held
-        self._held = ""
-        return shown
+        piece = self._take(self._stream.finish()) + self._pending
+        self.text += self._pending
+        self._pending = ""
+        return piece
 
     def _take(self, piece: str) -> str:
-        held = self._held + piece
-        ends = [(held.index(stop), stop) for stop in self._stops if stop in held]
-        clear, self.stopped = min(ends, default=(len(held) - self._begun(held), ""))
-        shown, self._held = held[:clear], "" if ends else held[clear:]
-        self.text += shown
-        return shown
+        """Return the text that cannot belong to a stop text, up to the first stop text that is complete."""
+        pending = self._pending + piece
+        stops = [(pending.index(stop_text), stop_text) for stop_text in self._stop_texts if stop_text in pending]
+        if stops:
+            num_clear_chars, self.stopped = min(stops)
+            self._pending = ""
+        else:
+            num_clear_chars = len(pending) - self._num_begun_chars(pending)
+            self._pending = pending[num_clear_chars:]
 
-    def _begun(self, held: str) -> int:
+        clear_text = pending[:num_clear_chars]
+        self.text += clear_text
+        return clear_text
+
+    def _num_begun_chars(self, text: str) -> int:
         """Return the number of characters at the end of a text that may begin a stop text."""
-        counts = range(len(held), 0, -1)
-        begun = (count for count in counts for stop in self._stops if stop.startswith(held[-count:]))
-        return next(begun, 0)
+        for count in range(len(text), 0, -1):
+            if any(stop_text.startswith(text[-count:]) for stop_text in self._stop_texts):
+                return count
+        return 0
 
 
 def as_messages(turns: Sequence[str]) -> list[MessageDict]:
@@ -507,12 +546,14 @@ def _in_conversation(messages: Sequence[MessageDict], template: str) -> str:
     """Return the messages in a template of fschat."""
     if template not in CONVERSATIONS:
         raise ValueError(f"template={template!r} is unknown; choose one of {', '.join(TEMPLATES)}")
+
     conversation = conversation_of(template)
-    system, turns = _turns(messages, template)
-    if system:
-        conversation.set_system_message(system)
-    for i, turn in enumerate([*turns, None]):  # None: the answer to generate
-        conversation.append_message(conversation.roles[i % 2], turn)
+    system_prompt, turns = _turns(messages, template)
+    if system_prompt:
+        conversation.set_system_message(system_prompt)
+    for index, turn in enumerate([*turns, None]):  # None: the answer to generate
+        conversation.append_message(conversation.roles[index % 2], turn)
+
     prompt: str = conversation.get_prompt()
     return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
@@ -522,21 +563,23 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
     if any(message["role"] == "tool" for message in messages):
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
                          "with template=own, if the tokenizer's template has one")
-    system = [message["content"] for message in messages if message["role"] == "system"]
+
+    system_texts = [message["content"] for message in messages if message["role"] == "system"]
     turns: list[str] = []
-    before = "assistant"
+    last_role = "assistant"
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "system":
             continue
-        if role == before and turns:
+
+        if role == last_role and turns:
             turns[-1] += f"\n\n{content}"
-        elif role == before:
+        elif role == last_role:
             raise ValueError("the first message is the assistant's; begin with a message of the role user")
         else:
             turns.append(content)
-        before = role
-    return "\n\n".join(system), turns
+        last_role = role
+    return "\n\n".join(system_texts), turns
 
 
 # --- single tokens ----------------------------------------------------------------------------------------------------
@@ -558,27 +601,29 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._silent = silent(tokenizer)
-        self._context: list[int] = call_tokenizer(tokenizer, BEFORE, add_special_tokens=False)["input_ids"]
-        self._before = decoded(tokenizer, self._context)
-        self._known: dict[int, TokenText] = {}
+        self._silent_ids = silent(tokenizer)
+        self._context_ids: list[int] = call_tokenizer(tokenizer, CONTEXT_TEXT, add_special_tokens=False)["input_ids"]
+        self._context_text = decoded(tokenizer, self._context_ids)
+        self._spelled: dict[int, TokenText] = {}
 
     def __call__(self, token: int) -> TokenText:
         """Return the text of a token; an unknown token is named by its number."""
-        if token not in self._known:
-            self._known[token] = self._spell(token)
-        return self._known[token]
+        if token not in self._spelled:
+            self._spelled[token] = self._spell(token)
+        return self._spelled[token]
 
     def _spell(self, token: int) -> TokenText:
         if token >= len(self._tokenizer):
             return TokenText(f"<{token}>", None)
         name: str = self._tokenizer.convert_ids_to_tokens(token)
-        if token in self._silent:
+        if token in self._silent_ids:
             return TokenText(name, None)
-        text = decoded(self._tokenizer, [*self._context, token])
-        if BROKEN not in text and text.startswith(self._before):
-            text = text[len(self._before):]
+
+        text = decoded(self._tokenizer, [*self._context_ids, token])
+        if BROKEN not in text and text.startswith(self._context_text):
+            text = text[len(self._context_text):]
             return TokenText(text, text.encode())
+
         data = _bytes(name)
         try:
             return TokenText(data.decode(), data)
@@ -590,10 +635,11 @@ def _bytes(name: str) -> bytes:
     """Return the bytes of a token that is not a text on its own, from its name in the vocabulary."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    byte = BYTE.fullmatch(name)
-    if byte:
-        return bytes([int(byte[1], 16)])
-    of_letter = {letter: value for value, letter in bytes_to_unicode().items()}  # as tokenizers of bytes write them
-    if all(letter in of_letter for letter in name):
-        return bytes(of_letter[letter] for letter in name)
+    hex_byte = BYTE.fullmatch(name)
+    if hex_byte:
+        return bytes([int(hex_byte[1], 16)])
+
+    byte_of_letter = {letter: value for value, letter in bytes_to_unicode().items()}  # as tokenizers of bytes write
+    if all(letter in byte_of_letter for letter in name):
+        return bytes(byte_of_letter[letter] for letter in name)
     return name.encode()
