@@ -35,26 +35,26 @@ from launch.prepare import open_part
 from model.weights.parts import plan_stages
 from model.weights.unfold import Unfolded
 
-SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
-LEFT = ("tp", "replicas", *SIZES)  # keys that only the plan may choose
-CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
-UNPLANNED = tuple(f"verify={rule}" for rule in DRAWN)  # keys of a few methods that no plan chooses
+SIZE_KEYS = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
+PLANNED_KEYS = ("tp", "replicas", *SIZE_KEYS)  # keys that only the plan may choose
+CHOICE_KEYS = ("pipeline_type", "draft", "stages", *PLANNED_KEYS)
+UNPLANNED_WORDS = tuple(f"verify={rule}" for rule in DRAWN)  # keys of a few methods that no plan chooses
 # Keys on which no choice depends: the requests, the outputs and the waiting times.
-APART = frozenset({
+IGNORED_KEYS = frozenset({
     "prompt", "prompt_ids", "question_file", "questions", "seed", "verify", "max_new_tokens",
     "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
     "output", "debug", "answers"})
-KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
-RECORD = {"questions": "1", "max_new_tokens": "32"}  # questions of each data set, and tokens of an answer
-CHECK = 3  # the number of best candidates that are tried on this machine
+PLAN_INPUT_KEYS = {key.name for key in fields(RunConfig)}.difference(IGNORED_KEYS, CHOICE_KEYS)
+RECORD_KEYS = {"questions": "1", "max_new_tokens": "32"}  # questions of each data set, and tokens of an answer
+NUM_TRIALS = 3  # the number of best candidates that are tried on this machine
 NO_PLANNER = ("pipeline_type=auto needs a plan, and this program makes none: call eval.plan.auto.allow_plans() before, "
               "or run bash run_pipe.sh with the same keys once")
-STAGES = "4"  # the default
+DEFAULT_STAGES = "4"
 
 
 def _is_choice(keys: Any) -> bool:
     """Whether these keys name a method, and have only values that a plan chooses."""
-    return fits(keys, {str}) and keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
+    return fits(keys, {str}) and keys.keys() <= set(CHOICE_KEYS) and keys.get("pipeline_type") in METHODS
 
 
 FORM = {"keys": _is_choice,
@@ -67,18 +67,21 @@ planner: Planner | None = None  # None: this program uses remembered choices onl
 
 def checked(argv: Words) -> list[str]:
     """Return the words without method and draft, which a plan reads itself; ValueError if no plan is possible."""
-    raw = raw_values(argv)
-    if is_one_rank(raw.get("hosts", "")):
+    typed_keys = raw_values(argv)
+    if is_one_rank(typed_keys.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python3 -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
-    for key, value in raw.items():
-        if key in LEFT or f"{key}={value}" in UNPLANNED:
+
+    for key, value in typed_keys.items():
+        if key in PLANNED_KEYS or f"{key}={value}" in UNPLANNED_WORDS:
             raise ValueError(f"{key}={value} is left to pipeline_type=auto: leave it out, or name the method")
-    if "answers" in raw:
+
+    if "answers" in typed_keys:
         raise ValueError("answers=FILE is for drafts with suffix, and pipeline_type=auto may choose another: name "
                          "method and draft")
-    own = ("pipeline_type", "draft", "draft_dir", "ssm")
-    return [word for word in argv if word.partition("=")[0] not in own]
+
+    draft_keys = ("pipeline_type", "draft", "draft_dir", "ssm")
+    return [word for word in argv if word.partition("=")[0] not in draft_keys]
 
 
 def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
@@ -88,46 +91,62 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     """
     if missing := absent(config):
         raise ValueError(missing)
-    asked = plan_words(words, config, _stages(config))
-    path = _place(asked, words, config)
-    with ExitStack() as alone:
+
+    plan_argv = plan_words(words, config, _num_stages(config))
+    path = _choice_path(plan_argv, words, config)
+    with ExitStack() as lock_scope:
         with suppress(OSError):  # if its folder cannot be locked, do not wait
-            _lock(alone.enter_context(open_lock(f"{path}.lock")))
+            _lock(lock_scope.enter_context(open_lock(f"{path}.lock")))
+
         choice = _remembered(path, words, kind)
         if choice is None:
-            if planner is None:
-                raise ValueError(NO_PLANNER)
-            times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
-            say(one_line(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
-            choice = {**planner(asked), "when": time.strftime("%Y-%m-%d")}
-            try:
-                write_json(path, choice)
-                kept = f"remembered in {path}: delete it to plan again"
-            except ValueError as error:
-                kept = f"not remembered, since {error}"
+            choice, storage = _make_choice(plan_argv, path, config)
         else:
-            kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
+            storage = f"remembered in {path} since {choice['when']}: delete it to plan again"
+
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
-    ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
-    rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
-    say(one_line(f"pipeline_type=auto chose {keys} ({rates}){stays}; {kept}"))
+    rate, ar_rate = choice["tokens_per_second"], choice["plain_tokens_per_second"]
+    rates = f"{rate:.3g} tokens/s {choice['kind']}, {ar_rate:.3g} with ar"
+    keeps_split = config.model_dir or "stages" in raw_values(words)
+    split_note = "; the split stays as it is" if keeps_split else ""
+    say(one_line(f"pipeline_type=auto chose {keys} ({rates}){split_note}; {storage}"))
     return with_chosen(words, choice["keys"])
+
+
+def _make_choice(plan_argv: Words, path: Path, config: RunConfig) -> tuple[Choice, str]:
+    """Make a plan and store its choice; return it, and a message that names its file or the reason why it has none."""
+    if planner is None:
+        raise ValueError(NO_PLANNER)
+
+    times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
+    say(one_line(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
+
+    choice = {**planner(plan_argv), "when": time.strftime("%Y-%m-%d")}
+    try:
+        write_json(path, choice)
+    except ValueError as error:
+        return choice, f"not remembered, since {error}"
+    return choice, f"remembered in {path}: delete it to plan again"
 
 
 # --- the stored choice ------------------------------------------------------------------------------------------------
 
-def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
+def _choice_path(plan_argv: Words, argv: Words, config: RunConfig) -> Path:
     """Return the file of a choice, named by a hash of everything on which the choice depends."""
-    raw = raw_values(argv)
-    drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
-    folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
-    paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
-    states = ((path, path.stat()) for path in paths if path.is_file())
-    files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
+    typed_keys = raw_values(argv)
+    ssm_folders = (typed_keys.get("ssm") or config.ssm).split(",")
+    draft_folders = [typed_keys.get("draft_dir", ""), *ssm_folders]
+    folders = [config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, draft_folders)]
+
+    files = []
+    for folder in filter(None, folders):
+        paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        states = [path.stat() for path in paths]
+        files += [(str(path), state.st_size, state.st_mtime_ns) for path, state in zip(paths, states)]
+
     times = str(config.cluster) if config.cluster else _machine()
-    about = json.dumps([sorted(asked), times, code_version(), files])
-    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+    dependencies = json.dumps([sorted(plan_argv), times, code_version(), files])
+    digest = hashlib.sha256(dependencies.encode()).hexdigest()[:16]
     return cache_folder() / f"auto-{digest}.json"
 
 
@@ -163,45 +182,58 @@ def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
-def plan_words(argv: Words, config: RunConfig, boards: int) -> list[str]:
+def plan_words(argv: Words, config: RunConfig, num_boards: int) -> list[str]:
     """Return the words for the plan's command: the typed keys, as far as the choice depends on them.
 
-    `boards` is the number of stages that the run has without a choice.
+    `num_boards` is the number of stages that the run has without a choice.
     """
-    raw = raw_values(argv)
-    given = {key: value for key, value in raw.items() if key in KEPT}
-    is_fixed = "stages" in raw or bool(config.model_dir)
-    given.update(RECORD, splits="given" if is_fixed else "first")
-    if "stages" in raw:
-        given["stages"] = raw["stages"]
+    typed_keys = raw_values(argv)
+    plan_keys = {key: value for key, value in typed_keys.items() if key in PLAN_INPUT_KEYS}
+    plan_keys.update(RECORD_KEYS)
+
+    # the split
+    is_fixed = "stages" in typed_keys or bool(config.model_dir)
+    plan_keys["splits"] = "given" if is_fixed else "first"
+    if "stages" in typed_keys:
+        plan_keys["stages"] = typed_keys["stages"]
+
+    # the devices
     if config.profile == "none":
-        given.update(measure="true", check=str(CHECK))
+        plan_keys.update(measure="true", check=str(NUM_TRIALS))
     elif is_fixed or not is_file(config.profile):
-        given["boards"] = str(boards)
-    if "draft" in raw:
-        named = (name for name, method in METHODS.items() if method.draft != "ssm")
-        given.update(drafts=raw["draft"], methods=",".join(named))
+        plan_keys["boards"] = str(num_boards)
+
+    if "draft" in typed_keys:
+        method_names = [name for name, method in METHODS.items() if method.draft != "ssm"]
+        plan_keys.update(drafts=typed_keys["draft"], methods=",".join(method_names))
+
     preset = preset_of(argv)
-    words = [f"{key}={value}" for key, value in given.items()]
+    words = [f"{key}={value}" for key, value in plan_keys.items()]
     return [preset, *words] if preset else words
 
 
 def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
     """Return the words of a run with the chosen keys, and without the folders of unused drafts."""
-    own = METHODS[chosen["pipeline_type"]].draft
-    draft = own if own == "ssm" else chosen.get("draft", raw_values(argv).get("draft", ""))
-    gone = {*chosen, *({MODEL_KEY, MODELS_KEY} - reads(draft))}
-    if own == "ssm":
-        gone.add("draft")
-    left = [word for word in argv if word.partition("=")[0] not in gone]
-    return [*left, *(f"{key}={value}" for key, value in chosen.items())]
+    method_draft = METHODS[chosen["pipeline_type"]].draft
+    uses_ssm = method_draft == "ssm"
+    draft = method_draft if uses_ssm else chosen.get("draft", raw_values(argv).get("draft", ""))
+
+    unused_folders = {MODEL_KEY, MODELS_KEY} - reads(draft)
+    dropped_keys = {*chosen, *unused_folders}
+    if uses_ssm:
+        dropped_keys.add("draft")
+
+    kept_words = [word for word in argv if word.partition("=")[0] not in dropped_keys]
+    chosen_words = [f"{key}={value}" for key, value in chosen.items()]
+    return [*kept_words, *chosen_words]
 
 
-def _stages(config: RunConfig) -> int:
+def _num_stages(config: RunConfig) -> int:
     """Return the number of stages that the run has without a choice."""
     if not config.model_dir:
-        stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
+        stages = plan_stages(config.stages or DEFAULT_STAGES, Unfolded(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1)
+
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:
         raise ValueError(f"{config.model_dir} is split as {part.form}, with ranks that share layers, and "

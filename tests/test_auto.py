@@ -274,7 +274,7 @@ def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(aske
 
 def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(auto, "RECORD", {"questions": "1", "max_new_tokens": "8", "sets": "gsm8k"})
+    monkeypatch.setattr(auto, "RECORD_KEYS", {"questions": "1", "max_new_tokens": "8", "sets": "gsm8k"})
     monkeypatch.setattr(auto, "planner", None)
     planner.allow_plans()
     words = ["pipeline_type=auto", "profile=lan-1g", "time=virtual", "draft=suffix", "stages=0+8"]
