@@ -30,21 +30,22 @@ FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill
            "misses", "tokens_per_miss", "plain_tokens", "divergence_per_token")  # of an answer, stored in `output`
 PLAIN = "ar"  # the method of plain decoding
 PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
-LEAST_COMPARED = 8  # tokens of an answer that is compared
-POSITIONS = 8  # after the first token of a verification: those for which the acceptance rate is printed
+MIN_COMPARED_TOKENS = 8  # tokens of an answer that is compared
+MAX_POSITIONS = 8  # after the first token of a verification: those for which the acceptance rate is printed
 RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
           "on {devices}. To see guesses at work: bash run_pipe.sh demo")
-Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
-Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer with its place, and its entry in `output`
+AnswerKey = Tuple[int, int]  # the index of its question, and its turn
+FinishedAnswer = Tuple[AnswerKey, Answer, Dict[str, Any]]  # with its entry in `output`
 
 
-def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
+def warn_if_full(pipeline: Pipeline, answer: Answer) -> None:
     """Print a warning, with the remedy, if a full context ended an answer."""
-    if got.finish_reason == "context":
-        size, asked = pipeline.decoder.max_length, pipeline.config.max_length
-        more = "raise max_length or" if size == asked else "the model has no more positions, so"
-        say(f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
-            f"context of {size} tokens is full: {more} shorten the prompt", "\n")
+    if answer.finish_reason == "context":
+        max_length, typed_max_length = pipeline.decoder.max_length, pipeline.config.max_length
+        is_as_typed = max_length == typed_max_length
+        remedy = "raise max_length or" if is_as_typed else "the model has no more positions, so"
+        say(f"the answer ends after {answer.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
+            f"context of {max_length} tokens is full: {remedy} shorten the prompt", "\n")
 
 
 def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
@@ -56,36 +57,47 @@ def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, 
 
 def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float | None = None) -> str:
     """Return the table over all answers; `whole` is their elapsed seconds, if several requests ran at once."""
-    tokens = sum(answer.new_tokens for answer in answers)
-    prefill = sum(answer.prefill_seconds for answer in answers)
-    seconds = prefill + sum(answer.decode_seconds for answer in answers)
-    lengths = [length for answer in answers for length in answer.accepted_lengths]
+    num_tokens = sum(answer.new_tokens for answer in answers)
+    prefill_seconds = sum(answer.prefill_seconds for answer in answers)
+    total_seconds = prefill_seconds + sum(answer.decode_seconds for answer in answers)
+    accepted_lengths = [length for answer in answers for length in answer.accepted_lengths]
+    mean_length = sum(accepted_lengths) / max(len(accepted_lengths), 1)
+
     rows = {
-        "tokens": f"{tokens}",
-        "seconds": f"{seconds:.2f}",
-        "tokens/s": f"{tokens / max(seconds, 1e-9):.2f}",
-        "time to first token": f"{prefill / len(answers):.3f} s",
-        "verifications": f"{len(lengths)}",
-        "mean accepted length": f"{sum(lengths) / max(len(lengths), 1):.2f} (tokens of a verification)"}
+        "tokens": f"{num_tokens}",
+        "seconds": f"{total_seconds:.2f}",
+        "tokens/s": f"{num_tokens / max(total_seconds, 1e-9):.2f}",
+        "time to first token": f"{prefill_seconds / len(answers):.3f} s",
+        "verifications": f"{len(accepted_lengths)}",
+        "mean accepted length": f"{mean_length:.2f} (tokens of a verification)"}
     if whole is not None:
         rows["tokens/s"] += " (of an answer)"
-        rows["tokens/s of all"] = f"{tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
-    rates = by_position(lengths)
-    if rates:
-        rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in rates[:POSITIONS])
-    sources = sum((Counter(answer.sources) for answer in answers), Counter())
-    if sources:
-        rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
+        rows["tokens/s of all"] = f"{num_tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
+
+    # guesses
+    acceptance_rates = by_position(accepted_lengths)
+    if acceptance_rates:
+        rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in acceptance_rates[:MAX_POSITIONS])
+    source_counts = sum((Counter(answer.sources) for answer in answers), Counter())
+    if source_counts:
+        counts = [f"{count} of {source}" for source, count in sorted(source_counts.items())]
+        rows["guesses in the text"] = ", ".join(counts)
+
+    # verification
     if config.lossy_rule and not config.temperature:
         rows["verification"] = f"exact: at temperature 0 verify={config.lossy_rule} changes nothing"
     elif config.lossy_rule:
-        nats = sum(answer.divergence for answer in answers) / max(tokens, 1)
+        nats = sum(answer.divergence for answer in answers) / max(num_tokens, 1)
         rows["verification"] = f"lossy (verify={config.lossy_rule}): {nats:.3f} nats per token from the model (KL)"
+
     if config.cluster:
         rows = {"figures": f"{config.kind}: {config.cluster.about} (profile={config.profile})", **rows}
     lines = [f"  {name:<22}{value}" for name, value in rows.items()]
-    if rested := sum(answer.plain_tokens for answer in answers):
-        lines += ["", RESTED.format(rested=rested, tokens=tokens, devices=devices_of(config))]
+
+    rested_tokens = sum(answer.plain_tokens for answer in answers)
+    if rested_tokens:
+        rested_line = RESTED.format(rested=rested_tokens, tokens=num_tokens, devices=devices_of(config))
+        lines += ["", rested_line]
     return "\n".join(lines)
 
 
@@ -113,6 +125,7 @@ def ask_one(pipeline: Pipeline) -> None:
     with closing(generation), screen_for(pipeline, config.live) as screen:
         for piece in pieces_of(pipeline.decoder, generation):
             screen.show(generation, piece)
+
     warn_if_full(pipeline, generation.answer)
     print()
     if config.live:
@@ -127,7 +140,7 @@ def compare(pipeline: Pipeline, generation: Generation) -> None:
     """Answer the beginning of the question again, by plain decoding, and print how the speeds compare."""
     config, answer = pipeline.config, generation.answer
     print(f"{summary(pipeline, generation)}.")
-    if METHODS[config.pipeline_type].target != METHODS[PLAIN].target or answer.new_tokens < LEAST_COMPARED:
+    if METHODS[config.pipeline_type].target != METHODS[PLAIN].target or answer.new_tokens < MIN_COMPARED_TOKENS:
         return
 
     print("\nThe same by plain decoding, one token at a time, to measure that:\n", flush=True)
@@ -152,65 +165,70 @@ def ask_many(pipeline: Pipeline) -> None:
     Up to `max_requests` questions are in progress at once. Answers are stored in the order of the questions.
     """
     config = pipeline.config
-    asked = read(config.question_file, *config.question_range)
+    questions = read(config.question_file, *config.question_range)
+    num_turns = sum(len(question.turns) for question in questions)
     answers: list[Answer] = []
-    done: dict[Place, dict[str, Any]] = {}
-    at_once = bool(config.output) and not streams(config.output)
-    turns = sum(len(question.turns) for question in asked)
+    entries: dict[AnswerKey, dict[str, Any]] = {}
+    saves_each = bool(config.output) and not streams(config.output)
     clock = pipeline.ring.clock
-    begin = clock.now()
+    started_at = clock.now()
 
-    def records() -> list[dict[str, Any]]:
-        return [done[place] for place in sorted(done)]
+    def save_entries() -> None:
+        save(config.output, [entries[key] for key in sorted(entries)])
 
     try:
-        with ExitStack() as shown:
+        with ExitStack() as shown_bars:
             errors = PatientStream(sys.stderr)
-            whole_bar = ProgressBar(total=turns, unit="answer", file=errors)
-            bar = shown.enter_context(whole_bar)
-            below = partial(ProgressBar, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
-            bars = [shown.enter_context(below(position=1 + place)) for place in range(config.max_requests)]
-            jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
-            for place, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
+            total_bar = shown_bars.enter_context(ProgressBar(total=num_turns, unit="answer", file=errors))
+            answer_bar = partial(ProgressBar, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
+            bars = [shown_bars.enter_context(answer_bar(position=1 + index)) for index in range(config.max_requests)]
+
+            jobs = (_talk(pipeline, index, question, bars) for index, question in enumerate(questions))
+            for key, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
                 answers.append(answer)
-                done[place] = entry
-                if at_once:
-                    save(config.output, records())
-                bar.update()
+                entries[key] = entry
+                if saves_each:
+                    save_entries()
+                total_bar.update()
     finally:
-        if config.output and not at_once:
-            save(config.output, records())
-    whole = clock.now() - begin if config.max_requests > 1 else None
-    print(table(answers, config, whole))
+        if config.output and not saves_each:
+            save_entries()
+
+    elapsed_seconds = clock.now() - started_at if config.max_requests > 1 else None
+    print(table(answers, config, elapsed_seconds))
 
 
-def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[ProgressBar]) -> Coroutine[Done]:
+def _talk(pipeline: Pipeline, index: int, question: Question, bars: list[ProgressBar]) -> Coroutine[FinishedAnswer]:
     """Answer the turns of a question in order, each after all earlier ones; borrow a progress bar from `bars`."""
-    talk: list[str] = []
+    messages: list[str] = []
     bar = bars.pop()
     try:
-        for turn, words in enumerate(question.turns):
-            asked = [*talk, words] if pipeline.text else pipeline.config.ids
-            generation = pipeline.submit(asked, waits=False)
+        for turn, user_text in enumerate(question.turns):
+            request = [*messages, user_text] if pipeline.text else pipeline.config.ids
+            generation = pipeline.submit(request, waits=False)
+
             bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
             bar.reset(pipeline.config.max_new_tokens)
             with closing(generation):
                 for _ in generation:
                     bar.update(generation.answer.new_tokens - bar.n)
                     yield None
+
             warn_if_full(pipeline, generation.answer)
-            talk += [words, generation.text]
-            entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, words, generation)}
-            yield (number, turn), generation.answer, entry
+            messages += [user_text, generation.text]
+            entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, user_text, generation)}
+            yield (index, turn), generation.answer, entry
     finally:
         bars.append(bar)
 
 
 def main(pipeline: Pipeline) -> None:
     """Answer the prompt or the questions of the configuration; runs on rank 0."""
-    positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
-    if positions < asked != RunConfig.max_length:
-        say(f"max_length={asked} is more than the {positions} positions of the model, which prompt and answer share")
+    num_positions, max_length = pipeline.decoder.max_length, pipeline.config.max_length
+    if num_positions < max_length != RunConfig.max_length:
+        say(f"max_length={max_length} is more than the {num_positions} positions of the model, which prompt and answer "
+            "share")
+
     if not pipeline.config.output:
         _answer(pipeline)
         return
