@@ -30,14 +30,14 @@ from tp.shares import shares
 
 GB = 1e9
 SHORTEST = 64  # tokens: no smaller max_length is advised
-LEAST = {"max_requests": 1, "max_length": SHORTEST}  # keys that may be reduced, and the least value that is advised
-NAMED = 8  # the most ranks that a message names
-SCRATCH = 40  # bytes for each weight of a piece that is being quantized
-KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
-LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
+LEAST_VALUES = {"max_requests": 1, "max_length": SHORTEST}  # keys that may be reduced, with their least values
+MAX_NAMED_RANKS = 8  # the most ranks that a message names
+SCRATCH_BYTES = 40  # bytes for each weight of a piece that is being quantized
+RETAINED_BYTES = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
+LIBRARY_BYTES = 100_000_000  # bytes that bitsandbytes keeps for itself
 PACKED_BYTES = 1.4  # of a weight in a GGUF file's blocks as native kernels keep it, at most
-PACKING = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
-SMALLER = (  # keys that reduce memory; those that change the text least come first
+PACKING_BYTES = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
+SMALLER_WEIGHTS = (  # keys that reduce memory; those that change the text least come first
     {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"},
     {"quant": "nf4", "dtype": "bfloat16"},
 )
@@ -68,97 +68,122 @@ def together(needs: Iterable[Need]) -> Need:
 def need(spec: RankSpec) -> Need:
     """Return the memory of one rank, with a cache for each of `max_requests` requests: of its layers, of the LM head
     and the draft."""
-    found = []
+    needs = []
     if spec.layers:
-        found.append(_stage(spec))
+        needs.append(_stage(spec))
     if HEAD in spec.part.weights.names():
-        found.append(_head(spec))
-    return together(found)
+        needs.append(_head(spec))
+    return together(needs)
 
 
 def _stage(spec: RankSpec) -> Need:
+    """Return the memory of a rank's share of its layers."""
     part = spec.part
     share = shares(spec.sizes, part.shares)[part.member]
     sizes = share.sizes(spec.sizes)
+
     names = {name: name for name in part.weights.names() if name != HEAD}
-    weights = _loaded(Recast(part.weights, names, spec.quantizes).forms, spec)
-    kept = KEPT
+    stored_weights = Recast(part.weights, names, spec.quantizes)
+    weights = _loaded(stored_weights.forms, spec)
+
+    retained_bytes = RETAINED_BYTES
     if spec.quant != "none":
-        kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
-    step = _step(spec, sizes, spec.quant, _rows(spec))
-    workspace = max(step, _loading(part.weights, spec.quantizes))
+        retained_bytes += LIBRARY_BYTES + PACKING_BYTES * sizes.hidden * sizes.intermediate
+
+    step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
+    workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
     cache, begins = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8")
-    return Need(weights, cache, workspace + kept, begins)
+    return Need(weights, cache, workspace + retained_bytes, begins)
 
 
 def _head(spec: RankSpec) -> Need:
-    vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
-    sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
-    logits = _rows(spec) * spec.sizes.vocab * max(spec.like.element_size(), sampled)
+    """Return the memory of the LM head and of the networks of the draft."""
+    head_bytes = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
+    sampled_bytes = 4 if spec.config.temperature == 0 else 32  # for each logit: sampling is done in float64
+    logit_bytes = max(spec.like.element_size(), sampled_bytes)
+    logits_bytes = _rows(spec) * spec.sizes.vocab * logit_bytes
+    needs = [Need(head_bytes, 0, max(logits_bytes, head_bytes))]
+
     folders = {
         HEAD_KEY: [spec.part.eagle] if spec.part.eagle else [],
         MODEL_KEY: [spec.draft_folder],
         MODELS_KEY: spec.small_models,
     }
-    keys = (FOLDERS[source] for source in spec.sources if source in FOLDERS)
-    drafts = [_network(spec, folder, key == HEAD_KEY)
-              for key in keys for folder in folders[key]]
-    return together([Need(vocab, 0, max(logits, vocab)), *drafts])
+    for source in spec.sources:
+        key = FOLDERS.get(source)
+        if key is not None:
+            needs += [_network(spec, folder, key == HEAD_KEY) for folder in folders[key]]
+    return together(needs)
 
 
-def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
+def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
     """Return the memory of one network; none if its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
         return Need()
-    source = Checkpoint(folder) if eagle else Unfolded(folder)
+
+    # weights
+    source = Checkpoint(folder) if is_eagle else Unfolded(folder)
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
-    if sizes.tied and not eagle:
+    if sizes.tied and not is_eagle:
         forms[HEAD] = forms[EMBED]  # stored a second time
-    if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
+    if is_eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
-    layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache, begins = _cache(spec, sizes, (0,) * layers, small=False)
-    rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all requests at once
-    workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
-    return Need(_loaded(forms, spec), cache, workspace, begins)
+    weights = _loaded(forms, spec)
+
+    # cache
+    num_layers = 1 if is_eagle and any(map(AHEAD.search, forms)) else sizes.layers
+    cache, begins = _cache(spec, sizes, (0,) * num_layers, is_int8=False)
+
+    num_rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all requests at once
+    workspace = max(_step(spec, sizes, "none", num_rows), _loading(source, "none"))
+    return Need(weights, cache, workspace, begins)
 
 
 def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
     """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
-    total = 0
+    num_bytes = 0
     for name, form in forms.items():
         if block_type(form.shape):
-            total += round(math.prod(plain_shape(form.shape)) * PACKED_BYTES)
+            num_weights = math.prod(plain_shape(form.shape))
+            num_bytes += round(num_weights * PACKED_BYTES)
             continue
+
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
-        total += form.bytes if keeps_type else math.prod(form.shape) * spec.like.element_size()
-    return total
+        num_bytes += form.bytes if keeps_type else math.prod(form.shape) * spec.like.element_size()
+    return num_bytes
 
 
-def _loading(source: Checkpoint, making: str) -> int:
+def _loading(source: Checkpoint, quantizes: str) -> int:
     """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized."""
     forms = map(source.form, source.names())
     largest = max(forms, key=lambda form: form.bytes)
-    piece = 0 if making in ("none", STORED) else min(PIECE, math.prod(largest.shape))
-    return 2 * largest.bytes + SCRATCH * piece
+    if quantizes in ("none", STORED):
+        return 2 * largest.bytes
+    piece_weights = min(PIECE, math.prod(largest.shape))
+    return 2 * largest.bytes + SCRATCH_BYTES * piece_weights
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig,
-           windows: Sequence[int], small: bool) -> tuple[int, int]:
+           windows: Sequence[int], is_int8: bool) -> tuple[int, int]:
     """Return the bytes of the caches of all requests: at most, as CUDA temporarily holds the keys twice, and at first.
 
-    A `small` cache holds 8 bits.
+    `windows` has the window of each layer, 0 if it sees the whole text.
     """
-    head = sizes.head_dim + 4 if small else sizes.head_dim * spec.like.element_size()
-    slot = 2 * sizes.kv_heads * head * spec.config.max_requests
-    tail = spec.slots - spec.context + _rows_of_one(spec)
-    near = (window + BLOCK_SLOTS + tail for window in windows if window)
-    held = [min(spec.slots, 3 * slots // 2) for slots in near]
-    held += [spec.slots] * windows.count(0)
-    grown = sum(held) * 4 // 3 if spec.device.type == "cuda" else sum(held)
-    return slot * grown, slot * len(windows) * min(BLOCK_SLOTS, spec.slots)
+    head_bytes = sizes.head_dim + 4 if is_int8 else sizes.head_dim * spec.like.element_size()
+    slot_bytes = 2 * sizes.kv_heads * head_bytes * spec.config.max_requests
+
+    guess_slots = spec.slots - spec.context + _rows_of_one(spec)
+    window_slots = [window + BLOCK_SLOTS + guess_slots for window in windows if window]
+    layer_slots = [min(spec.slots, 3 * slots // 2) for slots in window_slots]
+    layer_slots += [spec.slots] * windows.count(0)
+
+    max_slots = sum(layer_slots)
+    if spec.device.type == "cuda":
+        max_slots = max_slots * 4 // 3
+    first_slots = len(windows) * min(BLOCK_SLOTS, spec.slots)
+    return slot_bytes * max_slots, slot_bytes * first_slots
 
 
 def _rows(spec: RankSpec) -> int:
@@ -167,27 +192,33 @@ def _rows(spec: RankSpec) -> int:
 
 
 def _rows_of_one(spec: RankSpec) -> int:
+    """Return the rows of the largest expected message of one request."""
     tree = spec.config.tree
-    copied = replicas.MAX_SEGMENT_ROWS if spec.copies > 1 else 0
-    guesses = tree.init.nodes * spec.trees_at_once
-    return max(copied, tree.chunk, guesses + 1, spec.config.init_topk_pipedec, tree.run)
+    replica_rows = replicas.MAX_SEGMENT_ROWS if spec.copies > 1 else 0
+    num_guesses = tree.init.nodes * spec.trees_at_once
+    return max(replica_rows, tree.chunk, num_guesses + 1, spec.config.init_topk_pipedec, tree.run)
 
 
-def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
+def _step(spec: RankSpec, sizes: LlamaConfig, quant: str, num_rows: int) -> int:
     """Return the bytes for this many rows, without weights and cache, plus those of the tables of positions."""
-    width = spec.like.element_size()
-    wide = max(width, 4)  # some steps are taken in float32
-    heads = sizes.heads * sizes.head_dim
-    tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
-    step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
-    summed = 8 if spec.device.type == "cpu" else width  # the type in which attention adds up
-    head = spec.slots * sizes.head_dim
-    widened = min(head * sizes.kv_heads, max(MAX_WIDENED, head))  # keys, and as many values
-    scores = rows * spec.slots * 2 * sizes.heads * max(summed, 4) + 2 * widened * summed
-    masked = max(rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
-    masks = masked * spec.slots * 2 * summed  # with room to grow
-    unfolded = sizes.hidden * sizes.intermediate * wide if kind != "none" else 0
-    return tables + step + scores + masks + unfolded
+    type_bytes = spec.like.element_size()
+    wide_bytes = max(type_bytes, 4)  # some steps are taken in float32
+    sum_bytes = 8 if spec.device.type == "cpu" else type_bytes  # the type in which attention adds up
+
+    table_bytes = 2 * sizes.context * sizes.head_dim * (type_bytes + 4) if sizes.family.rotary else 0
+    heads_width = sizes.heads * sizes.head_dim
+    row_width = 3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads_width
+    activation_bytes = num_rows * row_width * wide_bytes
+
+    # attention
+    head_values = spec.slots * sizes.head_dim
+    widened_values = min(head_values * sizes.kv_heads, max(MAX_WIDENED, head_values))  # of keys, and as many of values
+    score_bytes = num_rows * spec.slots * 2 * sizes.heads * max(sum_bytes, 4) + 2 * widened_values * sum_bytes
+    mask_rows = max(num_rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
+    mask_bytes = mask_rows * spec.slots * 2 * sum_bytes  # with room to grow
+
+    unfolded_bytes = sizes.hidden * sizes.intermediate * wide_bytes if quant != "none" else 0
+    return table_bytes + activation_bytes + score_bytes + mask_bytes + unfolded_bytes
 
 
 def free(device: torch.device) -> int:
@@ -201,46 +232,52 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
     No rank has loaded yet, so all of them share what is free.
     """
     for device in {spec.device for spec in mine}:
-        there = [spec for spec in specs if spec.device == device]
-        ranks, verb = ("rank", "needs") if len(there) == 1 else ("ranks", "need")
-        left = free(device)
-        has = f"{left / GB:.2f} GB free"
-        for spec in there:
+        sharing = [spec for spec in specs if spec.device == device]
+        num_ranks = len(sharing)
+        ranks, verb = ("rank", "needs") if num_ranks == 1 else ("ranks", "need")
+        free_bytes = free(device)
+        free_text = f"{free_bytes / GB:.2f} GB free"
+
+        for spec in sharing:
             if report and spec in mine:
-                line = f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}\n"
+                line = f"rank {spec.part.rank} needs {need(spec)}; {device} has {free_text} for {num_ranks} {ranks}\n"
                 print(line, end="", file=sys.stderr)  # in one piece: other ranks write there, too
-        total = together(map(need, there))
-        if total.total > left:
-            names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])
-            if there[NAMED:]:
-                names += f" and {len(there[NAMED:])} more"
-            raise ValueError(f"{ranks} {names} {verb} {total} of memory on {device}, which has {has}: "
-                             f"{advice(there, left)}")
+
+        total_need = together(map(need, sharing))
+        if total_need.total > free_bytes:
+            names = ", ".join(str(spec.part.rank) for spec in sharing[:MAX_NAMED_RANKS])
+            num_unnamed = len(sharing[MAX_NAMED_RANKS:])
+            if num_unnamed:
+                names += f" and {num_unnamed} more"
+            raise ValueError(f"{ranks} {names} {verb} {total_need} of memory on {device}, which has {free_text}: "
+                             f"{advice(sharing, free_bytes)}")
 
 
-def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """Return what would fit into `left` bytes: fewer requests, a smaller max_length, smaller weights; else advice."""
+def advice(specs: Sequence[RankSpec], free_bytes: int) -> str:
+    """Return what would fit into the free bytes: fewer requests, a smaller max_length, smaller weights; else advice."""
     def fits(**change: object) -> bool:
-        smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
-        return together(map(need, smaller)).total <= left
+        changed = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
+        return together(map(need, changed)).total <= free_bytes
 
-    less = []
-    for key, least in LEAST.items():
-        asked = getattr(specs[0].config, key)
-        if least < asked and fits(**{key: least}):
-            less.append(f"{key}={_most(key, least, asked, fits)}")
-    if less:
-        return f"give {' or '.join(less)} or less, or end other programs"
-    held = {spec.part.quant for spec in specs if spec.layers}
-    for change in SMALLER:
-        possible = "quant" not in change or held == {"none"}
-        if possible and fits(**change):
+    reductions = []
+    for key, least_value in LEAST_VALUES.items():
+        value = getattr(specs[0].config, key)
+        if least_value < value and fits(**{key: least_value}):
+            reductions.append(f"{key}={_largest_fit(key, least_value, value, fits)}")
+    if reductions:
+        return f"give {' or '.join(reductions)} or less, or end other programs"
+
+    stored_quants = {spec.part.quant for spec in specs if spec.layers}
+    for change in SMALLER_WEIGHTS:
+        is_possible = "quant" not in change or stored_quants == {"none"}
+        if is_possible and fits(**change):
             keys = " ".join(f"{key}={value}" for key, value in change.items())
             return f"give {keys}"
     return "spread the ranks over more devices, split the model into more stages, or free memory"
 
 
-def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
+def _largest_fit(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
+    """Return the largest value of a key that fits, by bisection: `low` fits, `high` does not."""
     while high - low > 1:
         middle = (low + high) // 2
         if fits(**{key: middle}):

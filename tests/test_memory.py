@@ -149,14 +149,14 @@ def test_ranks_of_one_machine_share_its_memory(parts, monkeypatch):
 def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch):
     config, short = RunConfig(dtype="float64"), {"max_length": memory.SHORTEST}
     monkeypatch.setattr(memory, "free", lambda device: total(RunConfig(dtype="float64", **short), parts) - 1)
-    monkeypatch.setattr(memory, "SMALLER", ({"dtype": "bfloat16", **short},))
+    monkeypatch.setattr(memory, "SMALLER_WEIGHTS", ({"dtype": "bfloat16", **short},))
     with refused("GB free: give dtype=bfloat16"):
         check(config, parts, parts)
 
 
 def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch):
     config = RunConfig(dtype="float32")
-    monkeypatch.setattr(memory, "SMALLER", ())
+    monkeypatch.setattr(memory, "SMALLER_WEIGHTS", ())
     monkeypatch.setattr(memory, "need", lambda spec: Need(200, 0, 100))
     for ranks, left, advice in (
             (parts, 500, "spread the ranks over more devices, split the model into more stages, or free memory"),
