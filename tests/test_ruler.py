@@ -21,7 +21,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "cluster": 20_486,
     "tp": 5_867,
     "sim": 7_753,
-    "launch": 40_613,
+    "launch": 40_711,
     "eval": 48_451,
     "serve": 20_496,
     "eval/dsi": 16_605,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.278
-BLANK_SHARE = 0.094
-EMPTY_COUNT = 280
+COMPOUND_SHARE = 0.283
+BLANK_SHARE = 0.098
+EMPTY_COUNT = 263
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
