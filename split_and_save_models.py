@@ -42,12 +42,13 @@ example:
 def report(parts: list[Part]) -> None:
     """Print what each folder holds, and its size."""
     for part in parts:
-        size = sum(size for size, _ in part.files.values())
-        first, end = part.layers
-        held = f"layers {first} to {end - 1}" if first < end else "drafts"
-        if first < end and len(part.shares) > 1:
-            held = f"share {part.member + 1} of {len(part.shares)} of {held}"
-        print(f"{part.folder}: {held}, {size / 1e6:,.1f} MB")
+        num_bytes = sum(file_bytes for file_bytes, _ in part.files.values())
+        first_layer, end_layer = part.layers
+        contents = f"layers {first_layer} to {end_layer - 1}" if first_layer < end_layer else "drafts"
+        if first_layer < end_layer and len(part.shares) > 1:
+            contents = f"share {part.member + 1} of {len(part.shares)} of {contents}"
+        print(f"{part.folder}: {contents}, {num_bytes / 1e6:,.1f} MB")
+
     if len(parts) < parts[0].world:
         print(f"{len(parts)} of {parts[0].world} ranks are here")
 
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                           formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
                         "a GGUF file, whose quantized weights stay as they are")
-    parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
+    parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the part_dirs stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model (safetensors or .bin)")
@@ -67,9 +68,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tp", metavar="N", default="0", help="ranks that share each layer; or their speeds, as "
                         "2,1,1,1, if they differ; see below")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
+
     args = parser.parse_args(argv)
-    layout_known = args.stages or args.tp != "0"
-    if not (args.check or (args.model_dir and args.out_dir and layout_known)):
+    has_layout = args.stages or args.tp != "0"
+    if not (args.check or (args.model_dir and args.out_dir and has_layout)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
     return args
 
@@ -77,13 +79,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def write(args: argparse.Namespace) -> list[Part]:
     """Split the model as the arguments specify; raises ValueError for what cannot work."""
     try:
-        keys = RunConfig("ar" if args.stages else "tp", tp=args.tp)
+        run_keys = RunConfig("ar" if args.stages else "tp", tp=args.tp)
     except ValueError as problem:
         raise ValueError(str(problem).replace("tp=", "--tp ")) from None
-    layout = Layout(args.quant, keys.speeds)
+    layout = Layout(args.quant, run_keys.speeds)
     stages = args.stages or ""
-    folders = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)
-    return [Part(folder) for folder in folders]
+    part_dirs = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)
+    return [Part(folder) for folder in part_dirs]
 
 
 def next_command(args: argparse.Namespace) -> str:

@@ -178,9 +178,9 @@ def ask_many(pipeline: Pipeline) -> None:
 
     try:
         with ExitStack() as shown_bars:
-            errors = PatientStream(sys.stderr)
-            total_bar = shown_bars.enter_context(ProgressBar(total=num_turns, unit="answer", file=errors))
-            answer_bar = partial(ProgressBar, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
+            error_stream = PatientStream(sys.stderr)
+            total_bar = shown_bars.enter_context(ProgressBar(total=num_turns, unit="answer", file=error_stream))
+            answer_bar = partial(ProgressBar, unit="token", file=error_stream, leave=False, disable=config.max_requests == 1)
             bars = [shown_bars.enter_context(answer_bar(position=1 + index)) for index in range(config.max_requests)]
 
             jobs = (_talk(pipeline, index, question, bars) for index, question in enumerate(questions))

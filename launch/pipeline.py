@@ -99,9 +99,9 @@ class Generation:
         return self.reader.text if self.reader else ""
 
     def __repr__(self) -> str:
-        content = f"text={self.text!r}" if self.reader else f"token_ids={self.answer.token_ids}"
-        end = self.answer.finish_reason or "in progress"
-        return f"Generation({content}, new_tokens={self.answer.new_tokens}, finish_reason={end!r})"
+        shown_content = f"text={self.text!r}" if self.reader else f"token_ids={self.answer.token_ids}"
+        finish_reason = self.answer.finish_reason or "in progress"
+        return f"Generation({shown_content}, new_tokens={self.answer.new_tokens}, finish_reason={finish_reason!r})"
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -259,8 +259,8 @@ class Pipeline:
 
         with ExitStack() as generations:
             submitted = [generations.enter_context(closing(self.submit(prompt, **options))) for prompt in prompts]
-            bar = ProgressBar(submitted, unit="answer", disable=not progress)
-            return [_completed(generation) for generation in bar]
+            progress_bar = ProgressBar(submitted, unit="answer", disable=not progress)
+            return [_completed(generation) for generation in progress_bar]
 
     def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """Return the assistant's answer to messages with a `role` (system, user or assistant) and a `content`."""
@@ -306,7 +306,7 @@ class Pipeline:
         self.rank.restart(same)
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],
-                    decode: Callable[[Request], tuple[Answer, TokenStream]]) -> Generation:
+                    start_request: Callable[[Request], tuple[Answer, TokenStream]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
         priority: float = options.pop("priority", 1.0)
         num_logprobs: int | None = options.pop("logprobs", None)
@@ -329,7 +329,7 @@ class Pipeline:
         request = replace(
             request, priority=priority, likeliest=num_logprobs, echo=with_prompt_logprobs, grammar=grammar)
 
-        answer, token_stream = decode(request)
+        answer, token_stream = start_request(request)
         reader = AnswerReader(self.text, stops) if self.text else None
         return Generation(answer, token_stream, reader, self.rank.trace)
 
@@ -345,16 +345,16 @@ class Pipeline:
         if not isinstance(prompt, Sequence):
             raise ValueError(f"the prompt is of type {type(prompt).__name__}: give a text, messages or token ids")
 
-        turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
-        token_ids = [turn for turn in turns if isinstance(turn, int)]
-        if len(token_ids) < len(turns):
+        prompt_turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
+        token_ids = [turn for turn in prompt_turns if isinstance(turn, int)]
+        if len(token_ids) < len(prompt_turns):
             if self.text is None:
                 raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                                  "prompt_ids")
-            if any(isinstance(turn, Mapping) for turn in turns):
-                token_ids = self.text.chat_ids(turns, template, variables)
+            if any(isinstance(turn, Mapping) for turn in prompt_turns):
+                token_ids = self.text.chat_ids(prompt_turns, template, variables)
             else:
-                token_ids = self.text.prompt_ids([str(turn) for turn in turns], template)
+                token_ids = self.text.prompt_ids([str(turn) for turn in prompt_turns], template)
 
         check_ids("the prompt", token_ids, self.spec.sizes.vocab)
         return token_ids
@@ -374,11 +374,11 @@ class Pipeline:
         if self.grammars is not None:
             self.grammars.prepare()
 
-    def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
+    def request(self, token_ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """Return the request for an answer to these token ids, with this configuration's sampling and end."""
         check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
         text = self.text
-        request = Request(ids, sampler_of(config), config.max_new_tokens)
+        request = Request(token_ids, sampler_of(config), config.max_new_tokens)
         if text and not config.ignore_eos:
             request = replace(request, end=frozenset(text.end_ids))
         return replace(request, stop=AnswerReader(text, stops).stops) if text and stops else request
@@ -428,6 +428,7 @@ class Pipeline:
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """Return the trees that the strategy grows with this draft. Sizes that were not given are measured, once."""
         tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
+
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
             measured_share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)

@@ -68,12 +68,12 @@ def passes(stage: Stage, inputs: Tensor, scale: float, max_tokens: int) -> Itera
         _apply(stage, request, range(context), inputs, num_text_rows=context)
 
         for num_rows in (ROWS[0], *ROWS):  # the first pass warms up
-            seconds = []
+            pass_seconds = []
             for _ in range(REPETITIONS):
                 begin = time.perf_counter()
                 computed_rows(stage, request, range(context, context + num_rows), inputs)
-                seconds.append(time.perf_counter() - begin)
-            yield Passed(num_rows, context, 1e3 * scale * min(seconds))
+                pass_seconds.append(time.perf_counter() - begin)
+            yield Passed(num_rows, context, 1e3 * scale * min(pass_seconds))
 
         stage.apply(Reset(request))
 
@@ -136,8 +136,8 @@ def measure(request: Any) -> dict[str, Any]:
     sizes = LlamaConfig.read(request["config"])
     num_layers, context = request["layers"], request["context"]
     stage = random_stage(sizes, num_layers, like, request["quant"], context)
-    rows = inputs(sizes, like, embeds=False)
-    return {"passes": list(passes(stage, rows, sizes.layers / num_layers, context))}
+    hidden_rows = inputs(sizes, like, embeds=False)
+    return {"passes": list(passes(stage, hidden_rows, sizes.layers / num_layers, context))}
 
 
 def _beat(is_over: threading.Event) -> None:

@@ -163,7 +163,7 @@ def blockwise(block, outputs=1):
 
 
 def test_the_kernel_of_this_machine_packs_blocks_of_outputs_apart():
-    kernel, (outputs, inputs) = int4._x86(), int4.TRIAL
+    kernel, (outputs, inputs) = int4._x86(), int4.TRIAL_SHAPE
     try:
         pairs, scale = int4.quantize(torch.randn(outputs, inputs))
         whole, _ = kernel.pack(pairs, scale)

@@ -27,9 +27,9 @@ BIASED = replace(SIZES, family=replace(FAMILIES["llama"], qkv_bias=True, bias=Tr
 @pytest.fixture(autouse=True)
 def forgotten():
     torch.manual_seed(0)
-    onednn._units.clear()
+    onednn._known_units.clear()
     yield
-    onednn._units.clear()
+    onednn._known_units.clear()
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)

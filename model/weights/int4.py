@@ -21,12 +21,12 @@ from config.schema.untrusted import reason
 GROUP = 32
 LEVELS = 15  # steps from the least to the largest weight of a group
 SMALLEST = 1e-20  # scale of a group of equal weights
-PARTS = (3, 2, 1)  # numbers of steps to try for the smallest nonzero weight; the last one that fits is used
-SAME = 0.1  # tolerance of multiples, in steps, for rounded weights
-FEW = 8  # weights of a group that are checked first
+STEP_COUNTS = (3, 2, 1)  # to try for the smallest nonzero weight; the last one that fits is used
+MULTIPLE_TOLERANCE = 0.1  # in steps, for rounded weights
+CHECKED_FIRST = 8  # weights of a group
 UNITS = (1, 2, 4, 8, 16, 32)  # multiples of rows that kernels may need
-TRIAL = (256, 1024)  # outputs and inputs of the trial: multiples that suit every kernel
-ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
+TRIAL_SHAPE = (256, 1024)  # outputs and inputs of the trial: multiples that suit every kernel
+TRIAL_ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
 CLOSE = 0.03  # of the trial's result, relative: ARM's kernel rounds a row to 8 bits
 ops = torch.ops.aten
 
@@ -39,43 +39,48 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a weight `[N, inputs]` to pairs of codes `[N, K / 2]`, the first in the high bits, and `[G, N, 2]`
     scales and offsets in bfloat16. The last group is padded with zeros. Weights that came from 4 bits keep their codes.
     """
-    outputs, inputs = weight.shape
-    padded = F.pad(weight.float(), (0, groups(inputs) * GROUP - inputs))
-    group_NGg = padded.view(outputs, -1, GROUP)
-    low, high = group_NGg.amin(-1), group_NGg.amax(-1)
-    step = _steps(group_NGg, high - low)
-    spanned = ((high - low) / LEVELS).clamp(min=SMALLEST)
-    scale = torch.where(step > 0, step, spanned).bfloat16()
-    around_0 = (low > -8.5 * step) & (high < 7.5 * step)
-    low = torch.where(step > 0, (low / step).round() * scale, low)
-    offset = torch.where(around_0, 0, low + 8 * scale.float()).bfloat16()
-    wide, middle = scale.float()[..., None], offset.float()[..., None]
-    steps = (group_NGg - middle) / wide
-    rounded = (steps.round() + 8).clamp(0, LEVELS)
-    codes_NK = rounded.to(torch.uint8).view(outputs, -1)
+    # groups, and those that are multiples of a step
+    num_outputs, num_inputs = weight.shape
+    padded_weight = F.pad(weight.float(), (0, groups(num_inputs) * GROUP - num_inputs))
+    group_NGg = padded_weight.view(num_outputs, -1, GROUP)
+    low_NG, high_NG = group_NGg.amin(-1), group_NGg.amax(-1)
+    step_NG = _steps(group_NGg, high_NG - low_NG)
+
+    # scales and offsets
+    usual_scale = ((high_NG - low_NG) / LEVELS).clamp(min=SMALLEST)
+    scale = torch.where(step_NG > 0, step_NG, usual_scale).bfloat16()
+    is_around_0 = (low_NG > -8.5 * step_NG) & (high_NG < 7.5 * step_NG)
+    low_NG = torch.where(step_NG > 0, (low_NG / step_NG).round() * scale, low_NG)
+    offset = torch.where(is_around_0, 0, low_NG + 8 * scale.float()).bfloat16()
+
+    # codes
+    steps_NGg = (group_NGg - offset.float()[..., None]) / scale.float()[..., None]
+    rounded_codes = (steps_NGg.round() + 8).clamp(0, LEVELS)
+    codes_NK = rounded_codes.to(torch.uint8).view(num_outputs, -1)
     pairs = codes_NK[:, ::2] << 4 | codes_NK[:, 1::2]
-    both_NG2 = torch.stack((scale, offset), -1)
-    return pairs, both_NG2.transpose(0, 1).contiguous()
+    scale_and_offset_NG2 = torch.stack((scale, offset), -1)
+    return pairs, scale_and_offset_NG2.transpose(0, 1).contiguous()
 
 
 def _steps(group_NGg: Tensor, range_NG: Tensor) -> Tensor:
     """Return the steps `[N, G]` of groups of small multiples of one step, as from 4 bits; 0 for all other groups."""
     size_NGg = group_NGg.abs()
-    least = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
-    found = torch.zeros_like(least)
-    for parts in PARTS:
-        step = least / parts
-        near = (range_NG < (LEVELS + 0.5) * step) & step.isfinite()
-        near &= _are_multiples(group_NGg[..., :FEW], step)  # excludes most other groups at little cost
-        sure = near.clone()
-        sure[near] = _are_multiples(group_NGg[near], step[near])
-        found = torch.where(sure, step, found)
-    return found
+    smallest_NG = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
+    best_step = torch.zeros_like(smallest_NG)
+
+    for num_steps in STEP_COUNTS:
+        step = smallest_NG / num_steps
+        may_fit = (range_NG < (LEVELS + 0.5) * step) & step.isfinite()
+        may_fit &= _are_multiples(group_NGg[..., :CHECKED_FIRST], step)  # excludes most other groups at little cost
+        does_fit = may_fit.clone()
+        does_fit[may_fit] = _are_multiples(group_NGg[may_fit], step[may_fit])
+        best_step = torch.where(does_fit, step, best_step)
+    return best_step
 
 
 def _are_multiples(group_NGg: Tensor, step: Tensor) -> Tensor:
-    many = group_NGg / step[..., None]
-    return ((many - many.round()).abs() < SAME).all(-1)
+    num_steps = group_NGg / step[..., None]
+    return ((num_steps - num_steps.round()).abs() < MULTIPLE_TOLERANCE).all(-1)
 
 
 def codes(pairs: Tensor) -> Tensor:
@@ -138,17 +143,17 @@ def _x86() -> Kernel:
 def _arm() -> Kernel:
     """Return KleidiAI's kernel, from torch 2.7 on. It has no offsets: these are multiplied with the sums of groups."""
     def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        low_first = pairs << 4 | pairs >> 4
-        outputs, inputs = len(pairs), 2 * pairs.shape[1]
-        steps = scale[..., 0].t().contiguous()
-        packed = ops._dyn_quant_pack_4bit_weight(low_first, steps, None, GROUP, inputs, outputs)
+        low_bits_first = pairs << 4 | pairs >> 4
+        num_outputs, num_inputs = len(pairs), 2 * pairs.shape[1]
+        scale_NG = scale[..., 0].t().contiguous()
+        packed = ops._dyn_quant_pack_4bit_weight(low_bits_first, scale_NG, None, GROUP, num_inputs, num_outputs)
         return packed, scale[..., 1].float().contiguous()
 
     def multiply(x_TK: Tensor, packed: Tensor, offset_GN: Tensor) -> Tensor:
-        inputs, outputs = x_TK.shape[1], offset_GN.shape[1]
-        sums_TG = x_TK.view(len(x_TK), -1, GROUP).sum(-1)
-        steps = ops._dyn_quant_matmul_4bit(x_TK, packed, GROUP, inputs, outputs)
-        return steps + sums_TG @ offset_GN  # type: ignore[no-any-return]
+        num_inputs, num_outputs = x_TK.shape[1], offset_GN.shape[1]
+        group_sum_TG = x_TK.view(len(x_TK), -1, GROUP).sum(-1)
+        without_offsets = ops._dyn_quant_matmul_4bit(x_TK, packed, GROUP, num_inputs, num_outputs)
+        return without_offsets + group_sum_TG @ offset_GN  # type: ignore[no-any-return]
 
     return Kernel(torch.float32, GROUP, 8, pack, multiply)
 
@@ -197,28 +202,30 @@ def kernel(device: str, dtype: torch.dtype) -> Kernel:
 
 def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kernel:
     """Return the kernel for a weight of this shape, or `absent`."""
-    found = kernel(device, dtype)
-    if outputs % found.outputs or inputs % found.inputs:
-        return absent(f"it needs multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and "
-                      f"{inputs}")
-    return found
+    kernel_here = kernel(device, dtype)
+    if outputs % kernel_here.outputs or inputs % kernel_here.inputs:
+        return absent(f"it needs multiples of {kernel_here.outputs} outputs and {kernel_here.inputs} inputs, not "
+                      f"{outputs} and {inputs}")
+    return kernel_here
 
 
 def tried(kernel: Kernel, device: str) -> Kernel:
     """Return the kernel with the least `unit` for which no row depends on the others. Raises RuntimeError for none."""
-    outputs, inputs = TRIAL
+    num_outputs, num_inputs = TRIAL_SHAPE
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(outputs, inputs, generator=generator).to(device)
-    x_TK = torch.randn(2 * max(ROWS), inputs, generator=generator).to(device)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).to(device)
+    x_TK = torch.randn(2 * max(TRIAL_ROWS), num_inputs, generator=generator).to(device)
     pairs, scale = quantize(weight)
-    exact = x_TK.float() @ unfold(pairs, scale, inputs, torch.float32).t()
+    exact_out = x_TK.float() @ unfold(pairs, scale, num_inputs, torch.float32).t()
     packed = kernel.pack(pairs, scale)
+
     for unit in UNITS:
-        padded = replace(kernel, unit=unit)
-        whole = padded(x_TK, *packed)
-        if (whole - exact).norm() > CLOSE * exact.norm():
+        padding_kernel = replace(kernel, unit=unit)
+        whole_batch = padding_kernel(x_TK, *packed)
+        if (whole_batch - exact_out).norm() > CLOSE * exact_out.norm():
             raise RuntimeError("its result is incorrect")
-        batches = {rows: padded(x_TK[:rows], *packed) for rows in ROWS}
-        if all(torch.equal(batch, whole[:rows]) for rows, batch in batches.items()):
-            return padded
+
+        batches = {num_rows: padding_kernel(x_TK[:num_rows], *packed) for num_rows in TRIAL_ROWS}
+        if all(torch.equal(batch, whole_batch[:num_rows]) for num_rows, batch in batches.items()):
+            return padding_kernel
     raise RuntimeError("a row depends on the other rows")

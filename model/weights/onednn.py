@@ -17,12 +17,12 @@ from torch import Tensor, nn
 CLOSE = 0.01  # of the plain product's result, relative: bfloat16 has eight bits
 ORDERED_FOR = {torch.bfloat16: 1, torch.float32: 16}  # rows of a product for which its weight is packed
 UNITS = (1, 2, 4)  # multiples to which the rows of a batch may be padded
-TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of batches in which a row must have the same bits ...
-ROWS = 65  # ... as in a batch of this size
+TRIED_ROWS = (1, 2, 3, 4, 8, 16, 17, 33)  # of batches in which a row must have the same bits ...
+MAX_TRIED_ROWS = 65  # ... as in a batch of this size
 
 # Of 1,024 kernels, one for each shape and number of rows, oneDNN would fill half a gigabyte within a day of requests.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-_units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: incorrect products, or none
+_known_units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: incorrect products, or none
 
 
 class Packed(nn.Module):
@@ -35,15 +35,15 @@ class Packed(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.unit = 1
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ORDERED_FOR[weight.dtype])
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight, ORDERED_FOR[weight.dtype])
+        self.weight = nn.Parameter(packed_weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x_TK: Tensor) -> Tensor:
-        missing = -len(x_TK) % self.unit
-        rows = F.pad(x_TK, (0, 0, 0, missing)) if missing else x_TK
+        num_missing_rows = -len(x_TK) % self.unit
+        padded_rows = F.pad(x_TK, (0, 0, 0, num_missing_rows)) if num_missing_rows else x_TK
         multiply = torch.ops.mkldnn._linear_pointwise
-        out_TN: Tensor = multiply(rows, self.weight, self.bias, "none", [], "")
+        out_TN: Tensor = multiply(padded_rows, self.weight, self.bias, "none", [], "")
         return out_TN[:len(x_TK)]
 
 
@@ -52,42 +52,45 @@ def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
 
     Return None if torch lacks the operators (before 2.0), the device does not support them, or the result is incorrect.
     """
-    key = (weight.dtype, *weight.shape, torch.get_num_threads())
-    if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu" or _units.get(key) == 0:
+    product_kind = (weight.dtype, *weight.shape, torch.get_num_threads())
+    if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu" or _known_units.get(product_kind) == 0:
         return None
+
     try:
         product = Packed(weight, bias)
-        if key not in _units:
-            _units[key] = _unit(product, weight)
+        if product_kind not in _known_units:
+            _known_units[product_kind] = _tested_unit(product, weight)
     except (AttributeError, NotImplementedError, RuntimeError):
-        _units[key] = 0
-    if not _units[key]:
+        _known_units[product_kind] = 0
+
+    if not _known_units[product_kind]:
         return None
-    product.unit = _units[key]
+    product.unit = _known_units[product_kind]
     return product
 
 
-def _unit(product: Packed, weight: Tensor) -> int:
+def _tested_unit(product: Packed, weight: Tensor) -> int:
     """Return the least unit with which a row's bits do not depend on its batch, else 1; 0: the result is incorrect."""
     generator = torch.Generator().manual_seed(1)
-    x_TK = torch.randn(ROWS, weight.shape[1], generator=generator).to(weight.dtype)
-    plain = F.linear(x_TK[:1], weight, product.bias).float()
-    found = product(x_TK)
-    if not (found[:1].float() - plain).norm() < CLOSE * plain.norm():
+    x_TK = torch.randn(MAX_TRIED_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
+    plain_out = F.linear(x_TK[:1], weight, product.bias).float()
+    packed_out = product(x_TK)
+    if not (packed_out[:1].float() - plain_out).norm() < CLOSE * plain_out.norm():
         return 0
+
     # Rounding to bfloat16 hides the last bits of a sum. A bias that subtracts the rounded sum reveals them.
-    bias = product.bias
-    rest = found[0] if bias is None else found[0] - bias
-    product.bias = nn.Parameter(-rest, requires_grad=False)
+    usual_bias = product.bias
+    rounded_sum = packed_out[0] if usual_bias is None else packed_out[0] - usual_bias
+    product.bias = nn.Parameter(-rounded_sum, requires_grad=False)
     unit = _least_unit(product, x_TK)
-    product.bias = bias
+    product.bias = usual_bias
     return unit
 
 
 def _least_unit(product: Packed, x_TK: Tensor) -> int:
-    whole = product(x_TK)
+    whole_batch = product(x_TK)
     for unit in UNITS:
         product.unit = unit
-        if all(torch.equal(product(x_TK[:rows]), whole[:rows]) for rows in TRIED):
+        if all(torch.equal(product(x_TK[:num_rows]), whole_batch[:num_rows]) for num_rows in TRIED_ROWS):
             return unit
     return 1

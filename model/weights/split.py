@@ -19,17 +19,20 @@ def parse_stages(text: str, layers: int) -> list[int]:
     """Parse "0+2+2+2+2", or a number of stages (larger ones last), into layers per rank; ValueError with the fix."""
     if not STAGES.holds(text):
         raise ValueError(f"stages={text} is not possible: give {STAGES.advice}")
-    counts = list(map(int, text.split("+")))
-    if len(counts) == 1:
-        stages, = counts
-        if stages > layers:
+
+    layer_counts = list(map(int, text.split("+")))
+    if len(layer_counts) == 1:
+        num_stages, = layer_counts
+        if num_stages > layers:
             raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose 1 to {layers}")
-        return [0] + [(layers + i) // stages for i in range(stages)]
-    if sum(counts) != layers:
-        stages = min(len(counts) - 1, layers)
-        fitting = "+".join(map(str, parse_stages(str(stages), layers)))
-        raise ValueError(f"stages={text} adds up to {sum(counts)} layers, but the model has {layers}; try {fitting}")
-    return counts
+        return [0] + [(layers + stage) // num_stages for stage in range(num_stages)]
+
+    if sum(layer_counts) != layers:
+        num_stages = min(len(layer_counts) - 1, layers)
+        fitting_split = "+".join(map(str, parse_stages(str(num_stages), layers)))
+        raise ValueError(f"stages={text} adds up to {sum(layer_counts)} layers, but the model has {layers}; "
+                         f"try {fitting_split}")
+    return layer_counts
 
 
 def is_split_as(text: str, stages: list[int]) -> bool:
@@ -40,44 +43,44 @@ def is_split_as(text: str, stages: list[int]) -> bool:
     return number_of(auto, len(stages) - 1) == len(stages) - 1
 
 
-def number_of(auto: re.Match[str], usual: int) -> int:
-    """Return the number of stages of a split by bytes, or `usual` if none is given."""
-    return len(rooms_of(auto)) or int(auto[1] or usual)
+def number_of(auto: re.Match[str], default: int) -> int:
+    """Return the number of stages of a split by bytes, or `default` if none is given."""
+    return len(rooms_of(auto)) or int(auto[1] or default)
 
 
 def rooms_of(auto: re.Match[str]) -> list[int]:
     """Return the memory of each stage in kilobytes; empty if a split by bytes does not give it."""
-    named = (auto[2] or "").split(",")
-    return [round(1e6 * float(room)) for room in named if room]
+    gigabytes = (auto[2] or "").split(",")
+    return [round(1e6 * float(size)) for size in gigabytes if size]
 
 
 def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
     """Divide consecutive loads into groups of these sizes so that the fullest is filled least; return their counts."""
-    groups, product = len(rooms), prod(rooms)
-    assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
+    num_groups, room_product = len(rooms), prod(rooms)
+    assert 0 < num_groups <= len(loads), f"{num_groups} groups of {len(loads)} loads"
 
     def cost(counts: list[int]) -> tuple[int, int, list[int]]:
-        ends = [0, *accumulate(counts)]
-        bounds = zip(ends, ends[1:], rooms)
-        filled = [sum(loads[a:b]) * (product // room) for a, b, room in bounds]
-        return max(filled), sum(part ** 2 for part in filled), counts
+        bounds = [0, *accumulate(counts)]
+        groups = zip(bounds, bounds[1:], rooms)
+        fill_levels = [sum(loads[begin:end]) * (room_product // room) for begin, end, room in groups]
+        return max(fill_levels), sum(level ** 2 for level in fill_levels), counts
 
-    best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
-    for done in range(groups):
-        shorter, best = best, {}
-        for end in range(done + 1, len(loads) + 1):
-            choices = [[*counts, end - begin] for begin, counts in shorter.items() if begin < end]
-            best[end] = min(choices, key=cost)
-    return best[len(loads)]
+    best_counts: dict[int, list[int]] = {0: []}  # by the number of loads that are divided
+    for num_done in range(num_groups):
+        shorter_counts, best_counts = best_counts, {}
+        for end in range(num_done + 1, len(loads) + 1):
+            choices = [[*counts, end - begin] for begin, counts in shorter_counts.items() if begin < end]
+            best_counts[end] = min(choices, key=cost)
+    return best_counts[len(loads)]
 
 
 def span(stages: list[int], stage: int) -> tuple[int, int]:
     """Return the layers [first, end) of a stage; the first of several stages has none."""
-    first = sum(stages[:stage])
-    return first, first + stages[stage]
+    first_layer = sum(stages[:stage])
+    return first_layer, first_layer + stages[stage]
 
 
 def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
     """Return the stage of each rank and its place there, if `tp` share one; the first of several is rank 0's alone."""
-    sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
-    return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]
+    group_sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
+    return [(stage, member) for stage, group_size in enumerate(group_sizes) for member in range(group_size)]
