@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                           formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
                         "a GGUF file, whose quantized weights stay as they are")
-    parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the part_dirs stage_0, stage_1, ... go")
+    parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model (safetensors or .bin)")

@@ -180,7 +180,8 @@ def ask_many(pipeline: Pipeline) -> None:
         with ExitStack() as shown_bars:
             error_stream = PatientStream(sys.stderr)
             total_bar = shown_bars.enter_context(ProgressBar(total=num_turns, unit="answer", file=error_stream))
-            answer_bar = partial(ProgressBar, unit="token", file=error_stream, leave=False, disable=config.max_requests == 1)
+            answer_bar = partial(
+                ProgressBar, unit="token", file=error_stream, leave=False, disable=config.max_requests == 1)
             bars = [shown_bars.enter_context(answer_bar(position=1 + index)) for index in range(config.max_requests)]
 
             jobs = (_talk(pipeline, index, question, bars) for index, question in enumerate(questions))

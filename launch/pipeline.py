@@ -330,8 +330,8 @@ class Pipeline:
             request, priority=priority, likeliest=num_logprobs, echo=with_prompt_logprobs, grammar=grammar)
 
         answer, token_stream = start_request(request)
-        reader = AnswerReader(self.text, stops) if self.text else None
-        return Generation(answer, token_stream, reader, self.rank.trace)
+        answer_reader = AnswerReader(self.text, stops) if self.text else None
+        return Generation(answer, token_stream, answer_reader, self.rank.trace)
 
     def answer_config(self, options: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of an answer with these options; raises ValueError for impossible ones."""
