@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_334,
-    "model": 63_188,
+    "model": 63_182,
     "pipeline": 21_460,
     "cluster": 20_486,
     "tp": 5_867,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.283
+COMPOUND_SHARE = 0.286
 BLANK_SHARE = 0.098
-EMPTY_COUNT = 263
+EMPTY_COUNT = 257
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
