@@ -19,15 +19,15 @@ from serve.tools import CallPart, CallReader
 
 @dataclass
 class ContentBlock:
-    """A text with its tokens if they were requested, or the arguments of a tool call, which has a `name`."""
+    """A text with its tokens if they were requested, or the arguments of a tool call, which has a `tool_name`."""
 
-    name: str = ""
+    tool_name: str = ""
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
-    def call(self) -> str:
+    def call_id(self) -> str:
         """The id of a tool call, which its result repeats."""
         return f"call_{self.id}"
 
@@ -38,43 +38,47 @@ class ChoiceAnswer:
     def __init__(self, number: int, choice: Choice) -> None:
         self.number, self.choice = number, choice
         self.blocks: list[ContentBlock] = []
-        self.ended: Ended | None = None
-        self._reader = CallReader(choice.dialect) if choice.dialect else None
+        self.end: Ended | None = None
+        self._call_reader = CallReader(choice.dialect) if choice.dialect else None
 
     @property
-    def block(self) -> ContentBlock:
-        """The last block."""
+    def last_block(self) -> ContentBlock:
         return self.blocks[-1]
 
     @property
-    def place(self) -> int:
+    def block_index(self) -> int:
         """The index of the last block."""
         return len(self.blocks) - 1
 
     @property
     def text(self) -> str:
-        return "".join(block.text for block in self.blocks if not block.name)
+        return "".join(block.text for block in self.blocks if not block.tool_name)
 
     @property
     def tokens(self) -> list[Token]:
         return [token for block in self.blocks for token in block.tokens]
 
     @property
-    def calls(self) -> list[ContentBlock]:
-        return [block for block in self.blocks if block.name]
+    def call_blocks(self) -> list[ContentBlock]:
+        """The blocks that are tool calls."""
+        return [block for block in self.blocks if block.tool_name]
 
     @property
-    def reason(self) -> str | None:
-        """Why the choice has ended, in OpenAI's terms: stop, length or tool_calls; None while it is under way."""
-        reason = self.ended and self.ended.finish_reason
-        return "tool_calls" if reason == "stop" and self.calls else reason
+    def finish_reason(self) -> str | None:
+        """Why the choice has ended, in OpenAI's terms: stop, length or tool_calls; None as long as it is generated."""
+        if self.end is None:
+            return None
+        reason = self.end.finish_reason
+        return "tool_calls" if reason == "stop" and self.call_blocks else reason
 
     def parts(self, event: Piece | Ended) -> Iterator[Piece | CallPart]:
         """Yield what an event adds: pieces of text, or parts of tool calls."""
-        if self._reader is None:
-            yield from [event] if isinstance(event, Piece) else []
+        if self._call_reader is None:
+            if isinstance(event, Piece):
+                yield event
             return
-        parts = self._reader.read(event.text) if isinstance(event, Piece) else self._reader.finish()
+
+        parts = self._call_reader.read(event.text) if isinstance(event, Piece) else self._call_reader.finish()
         for part in parts:
             yield Piece(part) if isinstance(part, str) else part
 
@@ -82,113 +86,121 @@ class ChoiceAnswer:
 class AnswerForm(Reports):
     """An answer in the form of its protocol, as one body or as a stream; nothing is computed for it once it is closed.
 
-    A subclass returns the whole body in `facts`. Its methods that return bytes produce the stream: at the start, when
-    the last block of a choice is opened, extended and closed, at the end of a choice, and at the end of the stream.
+    A subclass returns the whole body in `body_facts`. Its methods that return bytes produce the stream: at the start,
+    when the last block of a choice begins, grows and ends, at the end of a choice, and at the end of the stream.
     """
 
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
-        watched = body.stream and body.flowspec_tree
-        super().__init__(engine, [AnswerJob(choice, watched=watched) for choice in choices])
-        self.said = [ChoiceAnswer(number, choice) for number, choice in enumerate(choices)]
+        sends_snapshots = body.stream and body.flowspec_tree
+        super().__init__(engine, [AnswerJob(choice, sends_snapshots=sends_snapshots) for choice in choices])
+        self.choice_answers = [ChoiceAnswer(number, choice) for number, choice in enumerate(choices)]
         self.model, self.body = model, body
-        self.id, self.made = secrets.token_hex(12), int(time.time())
+        self.id, self.created_at = secrets.token_hex(12), int(time.time())
 
     # --- the form -----------------------------------------------------------------------------------------------------
 
-    def facts(self) -> Facts:
+    def body_facts(self) -> Facts:
         """Return the body of the answer, as far as it is generated."""
         raise NotImplementedError
 
-    def begun(self) -> bytes:
+    def stream_start(self) -> bytes:
         return b""
 
-    def opened(self, said: ChoiceAnswer) -> bytes:
+    def block_start(self, answer: ChoiceAnswer) -> bytes:
         return b""
 
-    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
+    def block_delta(self, answer: ChoiceAnswer, piece: Piece) -> bytes:
         raise NotImplementedError
 
-    def closed(self, said: ChoiceAnswer) -> bytes:
+    def block_stop(self, answer: ChoiceAnswer) -> bytes:
         return b""
 
-    def ended(self, said: ChoiceAnswer) -> bytes:
+    def choice_end(self, answer: ChoiceAnswer) -> bytes:
         raise NotImplementedError
 
-    def over(self) -> bytes:
+    def stream_end(self) -> bytes:
         return b""
 
-    def failed(self, refused: Refused) -> bytes:
+    def stream_error(self, refused: Refused) -> bytes:
         """Return the event of an error, with which a stream ends."""
         raise NotImplementedError
 
-    # --- what is reported ---------------------------------------------------------------------------------------------
+    # --- events of the engine -----------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Facts:
         """The token counts of all choices; a prompt that several choices share counts once."""
-        ended = [said.ended for said in self.said if said.ended]
-        prompt = sum(map(len, {tuple(job.ids) for job in self.jobs}))
-        completion = sum(one.completion for one in ended)
-        guesses = {"accepted_prediction_tokens": sum(one.accepted for one in ended),
-                   "rejected_prediction_tokens": sum(one.rejected for one in ended)}
-        cached = {"cached_tokens": max((one.cached for one in ended), default=0)}
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-                "prompt_tokens_details": cached, "completion_tokens_details": guesses}
+        ends = [answer.end for answer in self.choice_answers if answer.end]
+        num_prompt_tokens = sum(map(len, {tuple(job.prompt_ids) for job in self.jobs}))
+        num_completion_tokens = sum(end.num_tokens for end in ends)
+
+        guess_counts = {"accepted_prediction_tokens": sum(end.num_accepted for end in ends),
+                        "rejected_prediction_tokens": sum(end.num_rejected for end in ends)}
+        cache_counts = {"cached_tokens": max((end.num_cached for end in ends), default=0)}
+        return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_completion_tokens,
+                "total_tokens": num_prompt_tokens + num_completion_tokens,
+                "prompt_tokens_details": cache_counts, "completion_tokens_details": guess_counts}
 
     @property
-    def _open(self) -> bool:
-        return not all(said.ended for said in self.said)
+    def _is_running(self) -> bool:
+        return not all(answer.end for answer in self.choice_answers)
 
-    async def whole(self) -> Facts:
+    async def whole_body(self) -> Facts:
         """Return the body once all choices have ended; raise Refused if the answer has failed."""
-        while self._open:
-            self._sent(*await self.next())
-        return self.facts()
+        while self._is_running:
+            self._event_bytes(*await self.next())
+        return self.body_facts()
 
-    async def events(self, first: tuple[int, Event]) -> AsyncIterator[bytes]:
-        """Yield the stream; `first` is the number and event of a choice that arrived before the stream began."""
+    async def stream(self, first_event: tuple[int, Event]) -> AsyncIterator[bytes]:
+        """Yield the stream; `first_event`, with the number of its choice, arrived before the stream began."""
         try:
-            yield self.begun()
-            yield self._sent(*first)
-            while self._open:
-                yield self._sent(*await self.next())
-            yield self.over()
+            yield self.stream_start()
+            yield self._event_bytes(*first_event)
+            while self._is_running:
+                yield self._event_bytes(*await self.next())
+            yield self.stream_end()
         except Refused as refused:
-            yield self.failed(refused)
+            yield self.stream_error(refused)
 
-    def _sent(self, number: int, event: Event) -> bytes:
+    def _event_bytes(self, number: int, event: Event) -> bytes:
         """Add an event to its choice, and return the bytes that a stream sends for it."""
-        if isinstance(event, dict):  # the guesses under way
-            return event_of({"index": number, **event}, "tree")
-        return b"".join(self._take(self.said[number], event))
+        if isinstance(event, dict):  # a snapshot of the guesses
+            return event_bytes({"index": number, **event}, "tree")
+        return b"".join(self._added(self.choice_answers[number], event))
 
-    def _take(self, said: ChoiceAnswer, event: Piece | Ended) -> Iterator[bytes]:
-        blocks = said.blocks
-        for part in said.parts(event):
-            name = part.name if isinstance(part, CallPart) else ""
-            if name or not blocks or (isinstance(part, Piece) and blocks[-1].name):
+    def _added(self, answer: ChoiceAnswer, event: Piece | Ended) -> Iterator[bytes]:
+        """Add an event to a choice, and yield the bytes of each change of its blocks."""
+        blocks = answer.blocks
+        for part in answer.parts(event):
+            tool_name = part.name if isinstance(part, CallPart) else ""
+
+            # a block begins with each call, and with the text after a call
+            is_text_after_call = blocks and blocks[-1].tool_name and isinstance(part, Piece)
+            if tool_name or not blocks or is_text_after_call:
                 if blocks:
-                    yield self.closed(said)
-                blocks.append(ContentBlock(name))
-                yield self.opened(said)
-            new = part if isinstance(part, Piece) else Piece(part.arguments)
-            if new.text:
-                said.block.text += new.text
-                said.block.tokens += new.tokens
-                yield self.added(said, new)
+                    yield self.block_stop(answer)
+                blocks.append(ContentBlock(tool_name))
+                yield self.block_start(answer)
+
+            piece = part if isinstance(part, Piece) else Piece(part.arguments)
+            if piece.text:
+                answer.last_block.text += piece.text
+                answer.last_block.tokens += piece.tokens
+                yield self.block_delta(answer, piece)
+
         if isinstance(event, Ended):
-            said.ended = event
+            answer.end = event
             if blocks:
-                yield self.closed(said)
-            yield self.ended(said)
+                yield self.block_stop(answer)
+            yield self.choice_end(answer)
 
 
-def event_of(facts: Facts, name: str = "") -> bytes:
+def event_bytes(facts: Facts, name: str = "") -> bytes:
     """Return a server-sent event, with an optional name."""
-    named = f"event: {name}\n" if name else ""
-    return f"{named}data: {json.dumps(facts)}\n\n".encode()
+    name_line = f"event: {name}\n" if name else ""
+    return f"{name_line}data: {json.dumps(facts)}\n\n".encode()
 
 
-def typed(kind: str, /, **facts: Any) -> bytes:
+def typed_event(kind: str, /, **facts: Any) -> bytes:
     """Return a server-sent event with a name, which its data repeats as `type`."""
-    return event_of({"type": kind, **facts}, kind)
+    return event_bytes({"type": kind, **facts}, kind)

@@ -4,121 +4,128 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_of, typed
+from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_bytes, typed_event
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece
-from serve.translation import Wording, call, checked_items, object_of
+from serve.translation import Wording, checked_items, object_of, tool_call
 
 PATH = "/v1/messages"
-SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
+SAME_FIELDS = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
 WORDING = Wording(
-    fields={"stop_sequences": "stop", **{name: name for name in SAME}},
-    system="system", form="output_config", part="block", texts=("text",),
-    roles=("user", "assistant", "system"), tools=("custom", None), schema="input_schema")
-CHOICES = {"auto": "auto", "none": "none", "any": "required"}
-IGNORED = ("thinking", "redacted_thinking")
-REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-KINDS = {  # of errors, by HTTP status
+    fields={"stop_sequences": "stop", **{name: name for name in SAME_FIELDS}},
+    system_field="system", format_field="output_config", part_word="block", text_types=("text",),
+    roles=("user", "assistant", "system"), tool_types=("custom", None), schema_field="input_schema")
+TOOL_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+IGNORED_BLOCKS = ("thinking", "redacted_thinking")
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+ERROR_KINDS = {  # of errors, by HTTP status
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error"}
 
 
-def as_chat(given: Facts) -> Facts:
+def as_chat(message_body: Facts) -> Facts:
     """Return the equivalent body of /v1/chat/completions."""
-    if "max_tokens" not in given:
+    if "max_tokens" not in message_body:
         raise Refused("max_tokens is missing: give the largest number of tokens of the answer", "max_tokens")
-    body = WORDING.chat(given)
-    for number, message in enumerate(checked_items(given.get("messages"), "messages")):
-        body["messages"] += _messages(message, f"messages.{number}")
-    choice = object_of(given, "tool_choice")
-    if choice:
-        body["tool_choice"] = _choice(choice)
-        body["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
-    return body
+
+    chat_body = WORDING.chat(message_body)
+    for number, message in enumerate(checked_items(message_body.get("messages"), "messages")):
+        chat_body["messages"] += _chat_messages(message, f"messages.{number}")
+
+    tool_choice = object_of(message_body, "tool_choice")
+    if tool_choice:
+        chat_body["tool_choice"] = _chat_tool_choice(tool_choice)
+        chat_body["parallel_tool_calls"] = not tool_choice.get("disable_parallel_tool_use", False)
+    return chat_body
 
 
-def _choice(choice: Facts) -> Any:
+def _chat_tool_choice(tool_choice: Facts) -> Any:
     """Return the chat's `tool_choice` for a message's."""
-    kind, name = choice.get("type"), choice.get("name")
+    kind, name = tool_choice.get("type"), tool_choice.get("name")
     if kind == "tool" and isinstance(name, str):
         return {"type": "function", "function": {"name": name}}
-    if kind not in [*CHOICES]:
-        raise Refused(f"tool_choice.type is invalid: send {', '.join(CHOICES)}, or tool with a name",
+    if kind not in [*TOOL_CHOICES]:
+        raise Refused(f"tool_choice.type is invalid: send {', '.join(TOOL_CHOICES)}, or tool with a name",
                       "tool_choice")
-    return CHOICES[kind]
+    return TOOL_CHOICES[kind]
 
 
-def _messages(message: Facts, place: str) -> list[Facts]:
+def _chat_messages(message: Facts, field: str) -> list[Facts]:
     """Return the chat messages for one message: first the tool results, then its text and tool calls."""
-    said: Facts = {"role": WORDING.role(message, place), "content": "", "tool_calls": []}
-    content, found = message.get("content"), []
+    chat_message: Facts = {"role": WORDING.role(message, field), "content": "", "tool_calls": []}
+    tool_results: list[Facts] = []
+    content = message.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    for number, block in enumerate(checked_items(content, f"{place}.content")):
-        kind, inside = block.get("type"), f"{place}.content.{number}"
+
+    for number, block in enumerate(checked_items(content, f"{field}.content")):
+        kind, block_field = block.get("type"), f"{field}.content.{number}"
         if kind == "tool_result":
-            result = WORDING.text(block.get("content") or "", f"{inside}.content")
-            found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
+            result_text = WORDING.text(block.get("content") or "", f"{block_field}.content")
+            tool_results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result_text})
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input", {}))
-            said["tool_calls"].append(call(block, arguments, block.get("id")))
-        elif kind not in IGNORED:
-            said["content"] += WORDING.text([block], inside)
-    return [*found, said] if said["content"] or said["tool_calls"] or not found else found
+            chat_message["tool_calls"].append(tool_call(block, arguments, block.get("id")))
+        elif kind not in IGNORED_BLOCKS:
+            chat_message["content"] += WORDING.text([block], block_field)
+
+    only_results = tool_results and not chat_message["content"] and not chat_message["tool_calls"]
+    return tool_results if only_results else [*tool_results, chat_message]
 
 
 def error_of(refused: Refused) -> Facts:
     """Return an error in Anthropic's format."""
-    kind = "api_error" if refused.status >= 500 else KINDS.get(refused.status, "invalid_request_error")
+    kind = "api_error" if refused.status >= 500 else ERROR_KINDS.get(refused.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
 
 class MessageAnswer(AnswerForm):
     """The answer of /v1/messages."""
 
-    def facts(self) -> Facts:
-        [said] = self.said
+    def body_facts(self) -> Facts:
+        [answer] = self.choice_answers
         usage = self.usage
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model,
-                "content": [_content(block) for block in said.blocks], **_stop(said),
+                "content": [_content(block) for block in answer.blocks], **_stop_facts(answer),
                 "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}}
 
-    def begun(self) -> bytes:
-        return typed("message_start", message=self.facts())
+    def stream_start(self) -> bytes:
+        return typed_event("message_start", message=self.body_facts())
 
-    def opened(self, said: ChoiceAnswer) -> bytes:
-        return typed("content_block_start", index=said.place, content_block=_content(said.block))
+    def block_start(self, answer: ChoiceAnswer) -> bytes:
+        return typed_event("content_block_start", index=answer.block_index, content_block=_content(answer.last_block))
 
-    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
-        delta = {"type": "text_delta", "text": new.text}
-        if said.block.name:
-            delta = {"type": "input_json_delta", "partial_json": new.text}
-        return typed("content_block_delta", index=said.place, delta=delta)
+    def block_delta(self, answer: ChoiceAnswer, piece: Piece) -> bytes:
+        delta = {"type": "text_delta", "text": piece.text}
+        if answer.last_block.tool_name:
+            delta = {"type": "input_json_delta", "partial_json": piece.text}
+        return typed_event("content_block_delta", index=answer.block_index, delta=delta)
 
-    def closed(self, said: ChoiceAnswer) -> bytes:
-        return typed("content_block_stop", index=said.place)
+    def block_stop(self, answer: ChoiceAnswer) -> bytes:
+        return typed_event("content_block_stop", index=answer.block_index)
 
-    def ended(self, said: ChoiceAnswer) -> bytes:
-        used = {"output_tokens": self.usage["completion_tokens"]}
-        return typed("message_delta", delta=_stop(said), usage=used) + typed("message_stop")
+    def choice_end(self, answer: ChoiceAnswer) -> bytes:
+        usage = {"output_tokens": self.usage["completion_tokens"]}
+        return typed_event("message_delta", delta=_stop_facts(answer), usage=usage) + typed_event("message_stop")
 
-    def failed(self, refused: Refused) -> bytes:
-        return event_of(error_of(refused), "error")
+    def stream_error(self, refused: Refused) -> bytes:
+        return event_bytes(error_of(refused), "error")
 
 
-def _stop(said: ChoiceAnswer) -> Facts:
-    """Return the stop reason of a choice, None as long as it is under way."""
-    if said.ended and said.ended.stopped:
-        return {"stop_reason": "stop_sequence", "stop_sequence": said.ended.stopped}
-    return {"stop_reason": said.reason and REASONS[said.reason], "stop_sequence": None}
+def _stop_facts(answer: ChoiceAnswer) -> Facts:
+    """Return the stop reason of a choice, None as long as it is generated."""
+    if answer.end and answer.end.stop_text:
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.end.stop_text}
+    stop_reason = answer.finish_reason and STOP_REASONS[answer.finish_reason]
+    return {"stop_reason": stop_reason, "stop_sequence": None}
 
 
 def _content(block: ContentBlock) -> Facts:
     """Return a content block, as far as it is generated."""
-    if not block.name:
+    if not block.tool_name:
         return {"type": "text", "text": block.text}
     try:
-        given = json.loads(block.text or "{}")
+        tool_input = json.loads(block.text or "{}")
     except (ValueError, RecursionError):  # the answer was cut off here, or is nested too deeply
-        given = {}
-    return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}
+        tool_input = {}
+    return {"type": "tool_use", "id": block.call_id, "name": block.tool_name, "input": tool_input}

@@ -23,7 +23,7 @@ from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import UNAVAILABLE, Engine
-from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTokenize, read_body
+from serve.protocol import Body, Chat, Completion, Facts, Refused, ToTokenize, Translate, read_body
 from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
@@ -35,14 +35,14 @@ async def _refuse(request: Request, error: Refused) -> Response:
     return refusal(error, request.url.path)
 
 
-async def _not_served(request: Request, error: NotServed) -> Response:
+async def _refuse_route(request: Request, error: NotServed) -> Response:
     path = request.url.path
     refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
                       status=error.status_code)
     return refusal(refused, path, **error.headers or {})
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _report_failure(request: Request, error: Exception) -> Response:
     return refusal(Refused("the server has failed: see its output", code="failed", status=500), request.url.path)
 
 
@@ -51,18 +51,19 @@ class Server:
 
     GETS = {**dict.fromkeys(page_files.FILES, "page"), **dict.fromkeys(("/v1", "/v1/"), "to_page"),
             "/livez": "liveness", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
-            "/v1/models": "models", "/v1/models/{name:path}": "one_model"}
-    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
+            "/v1/models": "list_models", "/v1/models/{name:path}": "show_model"}
+    ANSWERS: Mapping[str, tuple[type[Body], Translate, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
         "/v1/completions": (Completion, dict, CompletionAnswer),
         "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
         anthropic.PATH: (Chat, anthropic.as_chat, anthropic.MessageAnswer)}
-    POSTS = {**dict.fromkeys(ANSWERS, "reply"), f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
-    ERRORS: Mapping[Any, Any] = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
+    POSTS = {**dict.fromkeys(ANSWERS, "reply"), f"{anthropic.PATH}/count_tokens": "count_tokens",
+             "/tokenize": "tokenize"}
+    ERRORS: Mapping[Any, Any] = {Refused: _refuse, NotServed: _refuse_route, Exception: _report_failure}
 
-    def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
-        self.engine, self.config, self.model = engine, config, model
-        self._unannounced: list[str] = []  # the server's address, until it was printed
+    def __init__(self, engine: Engine, config: ServeConfig, model_name: str) -> None:
+        self.engine, self.config, self.model_name = engine, config, model_name
+        self._unannounced_urls: list[str] = []  # the server's address, until it was printed
 
     @property
     def app(self) -> FastAPI:
@@ -71,17 +72,18 @@ class Server:
         cors = Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
                           allow_headers=["*"], expose_headers=["Retry-After"])
         guard = Middleware(Guard, config=config)
-        around = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
-        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
+        middlewares = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
+        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=middlewares,
                       exception_handlers=dict(self.ERRORS))
-        for methods, names in ((["GET", "HEAD"], self.GETS), (["POST"], self.POSTS)):
-            for path, name in names.items():
-                app.add_api_route(path, getattr(self, name), methods=methods)
+
+        for http_methods, routes in ((["GET", "HEAD"], self.GETS), (["POST"], self.POSTS)):
+            for path, method_name in routes.items():
+                app.add_api_route(path, getattr(self, method_name), methods=http_methods)
         return app
 
     def listens(self, url: str) -> None:
         """Announce the address at which the server now listens, once the pipeline is ready."""
-        self._unannounced = [url]
+        self._unannounced_urls = [url]
         self.announce()
 
     def announce(self) -> None:
@@ -89,7 +91,7 @@ class Server:
         facts = self.engine.facts
         with suppress(IndexError):  # not yet, or already
             if facts is not None:
-                print(start_lines(self._unannounced.pop(), self.model, facts), flush=True)
+                print(start_lines(self._unannounced_urls.pop(), self.model_name, facts), flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
@@ -119,86 +121,91 @@ class Server:
         return response
 
     async def metrics(self) -> Response:
-        return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def models(self) -> Response:
+    async def list_models(self) -> Response:
         """Return the list of the one model; fails until /health is 200, so that clients can wait for either."""
         self.engine.check_healthy()
-        return as_json({"object": "list", "data": [self._model]})
+        return as_json({"object": "list", "data": [self._model_facts]})
 
-    async def one_model(self, name: str) -> Response:
+    async def show_model(self, name: str) -> Response:
         self.engine.check_healthy()
-        if name != self.model:
-            raise Refused(f"no model has this name: use {self.model}", "model", "model_not_found", 404)
-        return as_json(self._model)
+        if name != self.model_name:
+            raise Refused(f"no model has this name: use {self.model_name}", "model", "model_not_found", 404)
+        return as_json(self._model_facts)
 
     @property
-    def _model(self) -> Facts:
+    def _model_facts(self) -> Facts:
         facts = self.engine.facts
-        return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
+        return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "flowspec",
                 "max_model_len": self.config.run.max_length, "flowspec": facts._asdict() if facts else {}}
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of messages."""
-        ids = await self.ids(await self.read(request, ToTokenize))
-        return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
+        body = await self.read(request, ToTokenize)
+        token_ids = await self.prompt_ids(body)
+        return as_json({"count": len(token_ids), "max_model_len": self.config.run.max_length, "tokens": token_ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def reply(self, request: Request) -> Response:
-        kind, renamed, form = self.ANSWERS[request.url.path]
-        return await self.answer(request, await self.read(request, kind, renamed), form)
+        body_class, translate, answer_class = self.ANSWERS[request.url.path]
+        body = await self.read(request, body_class, translate)
+        return await self.answer(request, body, answer_class)
 
-    async def count(self, request: Request) -> Response:
+    async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens in the prompt of a body of /v1/messages."""
-        body = await self.read(request, Chat, lambda given: anthropic.as_chat({"max_tokens": 1, **given}))
-        return as_json({"input_tokens": len(await self.ids(body))})
+        body = await self.read(request, Chat, lambda facts: anthropic.as_chat({"max_tokens": 1, **facts}))
+        return as_json({"input_tokens": len(await self.prompt_ids(body))})
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
-    async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
+    async def read(self, request: Request, body_class: type[Any], translate: Translate = dict) -> Any:
         """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
         try:
-            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
+            data = await asyncio.wait_for(self._body_bytes(request), BODY_SECONDS)
         except asyncio.TimeoutError:
             raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", code="body_too_slow",
                           status=408) from None
         except ClientDisconnect:
             raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
-        return read_body(data, kind, renamed)
+        return read_body(data, body_class, translate)
 
-    async def _body(self, request: Request) -> bytes:
-        megabytes, data = self.config.body_mb, bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > int(megabytes * 1e6):
-                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    async def _body_bytes(self, request: Request) -> bytes:
+        max_megabytes, data = self.config.body_mb, bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > int(max_megabytes * 1e6):
+                raise Refused(f"the body has more than {max_megabytes:g} MB: send less", code="body_too_large",
+                              status=413)
         return bytes(data)
 
-    async def answer(self, request: Request, body: Body, form: type[AnswerForm]) -> Response:
+    async def answer(self, request: Request, body: Body, answer_class: type[AnswerForm]) -> Response:
         """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
-        answer = form(self.engine, body, body.choices(self.config.run), self.model)
-        with ExitStack() as held:
-            held.enter_context(closing(answer))
+        choices = body.choices(self.config.run)
+        answer = answer_class(self.engine, body, choices, self.model_name)
+
+        with ExitStack() as exit_stack:
+            exit_stack.enter_context(closing(answer))
             if not body.stream:
-                return as_json(await unless_gone(request, answer.whole()))
-            first = await unless_gone(request, answer.next())
-            held.pop_all()  # the stream closes it
-        return EventStream(answer, first)
+                return as_json(await unless_gone(request, answer.whole_body()))
+            first_event = await unless_gone(request, answer.next())
+            exit_stack.pop_all()  # the stream closes it
+        return EventStream(answer, first_event)
 
-    async def ids(self, body: Body) -> list[int]:
+    async def prompt_ids(self, body: Body) -> list[int]:
         """Return the token ids of a body's only prompt."""
-        [choice] = body.asked(self.config.run)
+        [choice] = body.prompt_choices(self.config.run)
 
-        async def read() -> list[int]:
+        async def read_prompt() -> list[int]:
             engine = self.engine
-            begun = engine.call(lambda pipeline: engine.prompts.submit(prompt_ids, choice, pipeline))
-            reading = await asyncio.wrap_future(begun)
+            submitted = engine.call(lambda pipeline: engine.prompt_thread.submit(prompt_ids, choice, pipeline))
+            reading = await asyncio.wrap_future(submitted)
             return await asyncio.wrap_future(reading)
 
         self.engine.check_ready()
         try:
-            return await asyncio.wait_for(read(), self.config.queue_seconds)
+            return await asyncio.wait_for(read_prompt(), self.config.queue_seconds)
         except ValueError as error:
             raise Refused(str(error), choice.field) from None
         except asyncio.TimeoutError:
@@ -208,8 +215,8 @@ class Server:
 class EventStream(StreamingResponse):
     """A stream of events. Its answer is cancelled if the client leaves, even before the first event is sent."""
 
-    def __init__(self, answer: AnswerForm, first: Any) -> None:
-        super().__init__(answer.events(first), media_type="text/event-stream",
+    def __init__(self, answer: AnswerForm, first_event: Any) -> None:
+        super().__init__(answer.stream(first_event), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._answer = answer
 
@@ -220,19 +227,19 @@ class EventStream(StreamingResponse):
 
 async def unless_gone(request: Request, work: Any) -> Any:
     """Return the result of `work`; raise Refused if the client leaves first."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    work_task = asyncio.ensure_future(work)
+    leave_task = asyncio.ensure_future(_wait_until_gone(request))
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait([work_task, leave_task], return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
         raise Refused("the client left before its answer was ready", status=CLIENT_GONE)
     finally:
-        working.cancel()
-        leaving.cancel()
+        work_task.cancel()
+        leave_task.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_until_gone(request: Request) -> None:
     """Return when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

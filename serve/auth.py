@@ -17,14 +17,14 @@ from serve import anthropic
 from serve.page_files import FILES
 from serve.protocol import Refused
 
-# Paths that need no key: the page, which asks for it; the API's root, which leads there; the pipeline's state.
-OPEN = (*FILES, "/v1", "/v1/", "/health", "/readyz", "/livez")
+# the page, which asks for the key; the API's root, which leads there; the pipeline's state
+KEYLESS_PATHS = (*FILES, "/v1", "/v1/", "/health", "/readyz", "/livez")
 
 
 class Framing:
     """Middleware that refuses a body with two lengths, since a proxy in front may use the other one.
 
-    Whatever the client sends after it is not read. This middleware has to be the outermost one.
+    What the client sends after it is not read. This middleware has to be the outermost one.
     """
 
     def __init__(self, app: Any) -> None:
@@ -44,30 +44,33 @@ class Guard:
 
     def __init__(self, app: Any, config: ServeConfig) -> None:
         self._app = app
-        self._key, self._origins = config.api_key, config.origins
-        self._local, self._names = is_loopback(config.host), config.names
+        self._api_key, self._origins = config.api_key, config.origins
+        self._is_local, self._host_names = is_loopback(config.host), config.names
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refused = self._refused(scope) if scope["type"] == "http" else None
-        answer = self._app if refused is None else refusal(refused, scope["path"])
-        await answer(scope, receive, send)
+        next_app = self._app if refused is None else refusal(refused, scope["path"])
+        await next_app(scope, receive, send)
 
     def _refused(self, scope: Any) -> Refused | None:
+        """Return why a request is refused; None if it is not."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._allows_host(host):
-            called = "127.0.0.1 or localhost" if self._local else "the server's address"
-            return Refused(f"without a key the host must be {called}, not {host or 'empty'}: use that address, or "
+            host_advice = "127.0.0.1 or localhost" if self._is_local else "the server's address"
+            return Refused(f"without a key the host must be {host_advice}, not {host or 'empty'}: use that address, or "
                            "start it with api_key=SECRET", code="host", status=403)
+
         if not self._allows_origin(host, headers.get("origin")):
             return Refused("pages of other origins have no access: start the server with cors=ORIGIN", code="origin",
                            status=403)
-        if not self._key or scope["path"] in OPEN:
+
+        if not self._api_key or scope["path"] in KEYLESS_PATHS:
             return None
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        key = self._key.encode()
-        if any(hmac.compare_digest(one.strip().encode("latin-1"), key) for one in given):
+        scheme, _, bearer_key = headers.get("authorization", "").partition(" ")
+        sent_keys = [bearer_key if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        api_key = self._api_key.encode()
+        if any(hmac.compare_digest(key.strip().encode("latin-1"), api_key) for key in sent_keys):
             return None
         return Refused("the key is missing or invalid: send it as Authorization: Bearer KEY, or as x-api-key",
                        code="invalid_api_key", status=401)
@@ -79,19 +82,20 @@ class Guard:
         at loopback only loopback's own names are accepted, and elsewhere also addresses and the server's own names.
         """
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            host_name = urlsplit(f"//{host}").hostname or ""
         except ValueError:  # an incomplete address
             return False
-        own = name in self._names or is_address(name)
-        return bool(self._key) or is_loopback(name) or (own and not self._local)
+        is_own_name = host_name in self._host_names or is_address(host_name)
+        return bool(self._api_key) or is_loopback(host_name) or (is_own_name and not self._is_local)
 
     def _allows_origin(self, host: str, origin: str | None) -> bool:
         """Whether the request comes from no page, from a page of this server, or from an allowed origin."""
         try:
-            page = urlsplit(origin or "").netloc
+            page_host = urlsplit(origin or "").netloc
         except ValueError:
             return False
-        return origin is None or "*" in self._origins or origin in self._origins or page == host
+        is_allowed = "*" in self._origins or origin in self._origins
+        return origin is None or is_allowed or page_host == host
 
 
 def refusal(refused: Refused, path: str, **headers: str) -> Response:

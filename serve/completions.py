@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.text import TokenText
-from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_of
+from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_bytes
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece, Token
 
@@ -12,126 +12,129 @@ from serve.text_chunks import Piece, Token
 class CompletionAnswer(AnswerForm):
     """The answer of /v1/completions."""
 
-    WHOLE = CHUNK = "text_completion"  # kinds of objects
-    ID = "cmpl"
+    WHOLE_KIND = CHUNK_KIND = "text_completion"  # kinds of objects
+    ID_PREFIX = "cmpl"
 
-    def facts(self) -> Facts:
+    def body_facts(self) -> Facts:
         choices = []
-        for said in self.said:
-            tokens = said.tokens if said.choice.wants_logprobs else None
-            choices.append(self._choice(said, self.message(said), tokens))
-        return {**self._head(self.WHOLE, choices), "usage": self.usage}
+        for answer in self.choice_answers:
+            tokens = answer.tokens if answer.choice.wants_logprobs else None
+            choices.append(self._choice_facts(answer, self.message(answer), tokens))
+        return {**self._head(self.WHOLE_KIND, choices), "usage": self.usage}
 
-    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
-        return self._chunk(said, self.delta(said, new.text), new.tokens or None)
+    def block_delta(self, answer: ChoiceAnswer, piece: Piece) -> bytes:
+        return self._chunk(answer, self.text_delta(answer, piece.text), piece.tokens or None)
 
-    def ended(self, said: ChoiceAnswer) -> bytes:
-        return self._chunk(said, self.delta(said, ""))
+    def choice_end(self, answer: ChoiceAnswer) -> bytes:
+        return self._chunk(answer, self.text_delta(answer, ""))
 
-    def over(self) -> bytes:
-        done = b"data: [DONE]\n\n"
-        if self.body.stream_options.include_usage:
-            return event_of({**self._head(self.CHUNK, []), "usage": self.usage}) + done
-        return done
+    def stream_end(self) -> bytes:
+        done_line = b"data: [DONE]\n\n"
+        if not self.body.stream_options.include_usage:
+            return done_line
+        usage_chunk = {**self._head(self.CHUNK_KIND, []), "usage": self.usage}
+        return event_bytes(usage_chunk) + done_line
 
-    def failed(self, refused: Refused) -> bytes:
-        return event_of(refused.body)
+    def stream_error(self, refused: Refused) -> bytes:
+        return event_bytes(refused.body)
 
-    def message(self, said: ChoiceAnswer) -> Facts:
+    def message(self, answer: ChoiceAnswer) -> Facts:
         """Return the field of a whole choice that holds its text."""
-        return {"text": said.text}
+        return {"text": answer.text}
 
-    def delta(self, said: ChoiceAnswer, text: str) -> Facts:
+    def text_delta(self, answer: ChoiceAnswer, text: str) -> Facts:
         """Return the field of a chunk that holds the added text."""
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
         return completion_logprobs(tokens)
 
-    def _choice(self, said: ChoiceAnswer, added: Facts, tokens: Sequence[Token] | None) -> Facts:
+    def _choice_facts(self, answer: ChoiceAnswer, text_facts: Facts, tokens: Sequence[Token] | None) -> Facts:
         logprobs = None if tokens is None else self.logprobs(tokens)
-        return {"index": said.number, **added, "logprobs": logprobs, "finish_reason": said.reason}
+        return {"index": answer.number, **text_facts, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
-    def _chunk(self, said: ChoiceAnswer, added: Facts, tokens: Sequence[Token] | None = None) -> bytes:
+    def _chunk(self, answer: ChoiceAnswer, text_facts: Facts, tokens: Sequence[Token] | None = None) -> bytes:
         """Return a chunk of one choice. In a stream that ends with its usage, the other chunks have a null there."""
-        facts = self._head(self.CHUNK, [self._choice(said, added, tokens)])
+        facts = self._head(self.CHUNK_KIND, [self._choice_facts(answer, text_facts, tokens)])
         if self.body.stream_options.include_usage:
             facts["usage"] = None
-        return event_of(facts)
+        return event_bytes(facts)
 
     def _head(self, kind: str, choices: list[Facts]) -> Facts:
-        return {"id": f"{self.ID}-{self.id}", "created": self.made, "model": self.model, "object": kind,
+        return {"id": f"{self.ID_PREFIX}-{self.id}", "created": self.created_at, "model": self.model, "object": kind,
                 "choices": choices}
 
 
 class ChatAnswer(CompletionAnswer):
     """The answer of /v1/chat/completions, which may call tools."""
 
-    WHOLE, CHUNK, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    WHOLE_KIND, CHUNK_KIND, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def begun(self) -> bytes:
-        role = {"delta": {"role": "assistant", "content": ""}}
-        return b"".join(self._chunk(said, role) for said in self.said)
+    def stream_start(self) -> bytes:
+        role_delta = {"delta": {"role": "assistant", "content": ""}}
+        return b"".join(self._chunk(answer, role_delta) for answer in self.choice_answers)
 
-    def opened(self, said: ChoiceAnswer) -> bytes:
-        if not said.block.name:
+    def block_start(self, answer: ChoiceAnswer) -> bytes:
+        if not answer.last_block.tool_name:
             return b""
-        return self._chunk(said, _part_of_call(said, _call(said.block, "")))
+        return self._chunk(answer, _call_delta(answer, _tool_call(answer.last_block, "")))
 
-    def ended(self, said: ChoiceAnswer) -> bytes:
-        return self._chunk(said, {"delta": {}})
+    def choice_end(self, answer: ChoiceAnswer) -> bytes:
+        return self._chunk(answer, {"delta": {}})
 
-    def message(self, said: ChoiceAnswer) -> Facts:
-        message: Facts = {"role": "assistant", "content": said.text, "refusal": None}
-        if said.calls:
-            message["content"] = said.text or None
-            message["tool_calls"] = [_call(block, block.text) for block in said.calls]
+    def message(self, answer: ChoiceAnswer) -> Facts:
+        message: Facts = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.call_blocks:
+            message["content"] = answer.text or None
+            message["tool_calls"] = [_tool_call(block, block.text) for block in answer.call_blocks]
         return {"message": message}
 
-    def delta(self, said: ChoiceAnswer, text: str) -> Facts:
-        if said.block.name:
-            return _part_of_call(said, {"function": {"arguments": text}})
+    def text_delta(self, answer: ChoiceAnswer, text: str) -> Facts:
+        if answer.last_block.tool_name:
+            return _call_delta(answer, {"function": {"arguments": text}})
         return {"delta": {"content": text}}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
-        content = [{**_entry(token.spelled, token.logprob),
-                    "top_logprobs": [_entry(*one) for one in token.likeliest]} for token in tokens]
+        content = []
+        for token in tokens:
+            likeliest = [_logprob_entry(other, logprob) for other, logprob in token.likeliest]
+            content.append({**_logprob_entry(token.spelled, token.logprob), "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
 
 
-def _call(block: ContentBlock, arguments: str) -> Facts:
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.call, "type": "function", "function": function}
+def _tool_call(block: ContentBlock, arguments: str) -> Facts:
+    function = {"name": block.tool_name, "arguments": arguments}
+    return {"id": block.call_id, "type": "function", "function": function}
 
 
-def _part_of_call(said: ChoiceAnswer, part: Facts) -> Facts:
+def _call_delta(answer: ChoiceAnswer, part: Facts) -> Facts:
     """Return what a chunk adds to the last tool call."""
-    number = len(said.calls) - 1
-    return {"delta": {"tool_calls": [{"index": number, **part}]}}
+    call_index = len(answer.call_blocks) - 1
+    return {"delta": {"tool_calls": [{"index": call_index, **part}]}}
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 def completion_logprobs(tokens: Sequence[Token]) -> Facts:
     """Return the log-probabilities of tokens in the format of /v1/completions."""
-    return {"tokens": [_name(token.spelled) for token in tokens],
+    return {"tokens": [_token_name(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_likeliest(token) for token in tokens],
+            "top_logprobs": [_top_logprobs(token) for token in tokens],
             "text_offset": [token.offset for token in tokens]}
 
 
-def _entry(spelled: TokenText, logprob: float | None) -> Facts:
-    data = None if spelled.data is None else list(spelled.data)
-    return {"token": spelled.name, "logprob": logprob, "bytes": data}
+def _logprob_entry(spelled: TokenText, logprob: float | None) -> Facts:
+    byte_values = None if spelled.data is None else list(spelled.data)
+    return {"token": spelled.name, "logprob": logprob, "bytes": byte_values}
 
 
-def _likeliest(token: Token) -> dict[str, float] | None:
+def _top_logprobs(token: Token) -> dict[str, float] | None:
     """Return the likeliest tokens by name, and the token itself even if it is not among them."""
     if token.logprob is None:
         return None
-    others = {_name(other): value for other, value in token.likeliest}
-    return {**others, _name(token.spelled): token.logprob}
+    by_name = {_token_name(other): logprob for other, logprob in token.likeliest}
+    return {**by_name, _token_name(token.spelled): token.logprob}
 
 
-def _name(spelled: TokenText) -> str:
+def _token_name(spelled: TokenText) -> str:
     return spelled.name if spelled.whole else f"bytes:{spelled.name}"

@@ -1,4 +1,4 @@
-"""OpenAI's protocol: the fields of a body, and the input of the pipeline that follows from them.
+"""OpenAI's protocol: the fields of a body, and the pipeline's input for them.
 
 This module knows nothing about HTTP or engines. A field that is invalid, or requests something that the pipeline cannot
 do, is `Refused` by name; unknown fields are ignored.
@@ -27,26 +27,26 @@ from model.text import own_template, taken_variables
 from serve.fields import unsupported_field
 from serve.tools import CallFormat, calls_of, dialect_of
 
-MOST_CHOICES = 16  # choices of one request: prompts times n
-MOST_STOPS = 4
-SEEDS = 1 << 64
-ALL = -1  # some clients send this for top_k=0
-TOKEN = re.compile("[0-9]{1,9}")
-ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
-TYPES = ("str", "NamedTool")  # pydantic's names of types in the place of an error, for fields with several types
+MAX_CHOICES = 16  # of one request: prompts times n
+MAX_STOP_TEXTS = 4
+NUM_SEEDS = 1 << 64
+ALL_TOKENS = -1  # some clients send this for top_k=0
+TOKEN_ID = re.compile("[0-9]{1,9}")
+TEMPLATE_ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
+TYPE_NAMES = ("str", "NamedTool")  # pydantic's names in the path of an error, for fields with several types
 Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
-Renamed = Callable[[Facts], Facts]
+Translate = Callable[[Facts], Facts]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
-CHOOSING = tuple(name for name in SAMPLING if name != "logit_bias")  # all numbers
-MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
-UNLIMITED = -1  # in the place of a number of tokens: as many as fit
-TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first that is given counts
-OF_RUNS = allowed_values(RunConfig)
-NUMBERS = {  # field -> its range
-    **{name: OF_RUNS[name] for name in CHOOSING},
-    **dict.fromkeys(TOKEN_LIMITS, OF_RUNS["max_new_tokens"]),
-    "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
+SAMPLING_FIELDS = tuple(name for name in SAMPLING if name != "logit_bias")  # all numbers
+MAX_BIASES, MAX_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
+UNLIMITED = -1  # as a number of tokens: as many as fit
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first of them in a body counts
+RUN_RANGES = allowed_values(RunConfig)
+FIELD_RANGES = {  # field -> its range
+    **{name: RUN_RANGES[name] for name in SAMPLING_FIELDS},
+    **dict.fromkeys(TOKEN_LIMITS, RUN_RANGES["max_new_tokens"]),
+    "n": Range(1, MAX_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 
 
 class Refused(Exception):
@@ -61,8 +61,8 @@ class Refused(Exception):
     @property
     def body(self) -> Facts:
         """The error in OpenAI's format."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
 class Choice(NamedTuple):
@@ -97,10 +97,10 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
-            return given
-        return {name: value for name, value in given.items() if value is not None}
+    def _without_nulls(cls, facts: Any) -> Any:
+        if not isinstance(facts, dict) or None not in facts.values():
+            return facts
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def _whole(number: Any) -> Any:
@@ -141,7 +141,7 @@ class ToolCall(Strict):
     function: CalledFunction
 
     @property
-    def shown(self) -> Facts:
+    def for_template(self) -> Facts:
         """The call as templates read it: with the arguments as an object, if they are valid JSON."""
         facts = self.model_dump()
         with suppress(ValueError):
@@ -156,24 +156,28 @@ class ChatMessage(Strict):
     tool_call_id: str = ""
     name: str = ""
 
-    def shown(self, place: str, own: bool) -> Facts:
-        """Return the message as templates read it; `own`: for the tokenizer's own template, which may support tools."""
-        if self.tool_calls and not own:
-            raise Refused(f"{place}.tool_calls is not supported by this model's template: leave it out",
-                          f"{place}.tool_calls", "unsupported_parameter")
-        facts = {"role": ROLES.get(self.role, self.role), "content": self._text(f"{place}.content")}
-        calls = [call.shown for call in self.tool_calls or ()]
-        extra = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
-        return {**facts, **{key: value for key, value in extra.items() if value and own}}
+    def for_template(self, field_path: str, has_own_template: bool) -> Facts:
+        """Return the message as templates read it; only a tokenizer's own template may support tools."""
+        if self.tool_calls and not has_own_template:
+            raise Refused(f"{field_path}.tool_calls is not supported by this model's template: leave it out",
+                          f"{field_path}.tool_calls", "unsupported_parameter")
 
-    def _text(self, place: str) -> str:
+        role = TEMPLATE_ROLES.get(self.role, self.role)
+        facts: Facts = {"role": role, "content": self._text(f"{field_path}.content")}
+        if has_own_template:
+            tool_calls = [call.for_template for call in self.tool_calls or ()]
+            tool_facts = {"tool_calls": tool_calls, "tool_call_id": self.tool_call_id, "name": self.name}
+            facts.update({key: value for key, value in tool_facts.items() if value})
+        return facts
+
+    def _text(self, field_path: str) -> str:
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         for index, part in enumerate(self.content):
             if part.type != "text":
-                name = f"{place}.{index}.type"
-                raise Refused(f"{name} is {short_repr(part.type)}, which is not supported: send text only", name,
-                              "unsupported_parameter")
+                type_path = f"{field_path}.{index}.type"
+                raise Refused(f"{type_path} is {short_repr(part.type)}, which is not supported: send text only",
+                              type_path, "unsupported_parameter")
         return "".join(part.text for part in self.content)
 
 
@@ -230,10 +234,12 @@ class StructuredOutputs(Strict):
             if getattr(self, name):
                 raise Refused(f"structured_outputs.{name} is not supported: leave it out", "structured_outputs",
                               "unsupported_parameter")
-        given = {"guided_json": self.json_, "guided_regex": self.regex, "guided_choice": self.choice,
-                 "guided_grammar": self.grammar}
-        guides = [GUIDES[name](value) for name, value in given.items() if value is not None]
-        guides += [Guide.json_schema()] if self.json_object else []
+
+        guided_fields = {"guided_json": self.json_, "guided_regex": self.regex, "guided_choice": self.choice,
+                         "guided_grammar": self.grammar}
+        guides = [GUIDES[name](value) for name, value in guided_fields.items() if value is not None]
+        if self.json_object:
+            guides.append(Guide.json_schema())
         if len(guides) > 1:
             raise Refused("structured_outputs has several grammars: give one of them", "structured_outputs")
         return guides[0] if guides else None
@@ -267,7 +273,7 @@ class Body(Strict):
     n_predict: Whole | None = None  # llama.cpp's name
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[Whole | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
+    top_k: Annotated[Whole | None, BeforeValidator(lambda top: 0 if top == ALL_TOKENS else top)] = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -293,84 +299,95 @@ class Body(Strict):
     flowspec_tree: bool = False  # FlowSpec's own: a stream also has `tree` events, which show the guesses
 
     @property
-    def reported(self) -> Facts:
+    def logprob_options(self) -> Facts:
         """The options of an answer that request log-probabilities."""
         raise NotImplementedError
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens of the answer: UNLIMITED, 0 for the prompt alone, or None if none is given."""
+        """The largest number of tokens of the answer: UNLIMITED, 0 for the prompt alone, or None without a limit."""
         limits = [getattr(self, name) for name in TOKEN_LIMITS]
         return next((limit for limit in limits if limit is not None), None)
 
     @property
-    def other_limits(self) -> tuple[int, ...]:
-        """Numbers in the place of a limit that have a meaning of their own."""
+    def special_limits(self) -> tuple[int, ...]:
+        """The values of a token limit that have a meaning of their own."""
         return (UNLIMITED,)
 
     def options(self, config: RunConfig) -> list[Facts]:
         """Return the options of each of `n` answers, with consecutive seeds."""
-        given = {key: getattr(self, key) for key in CHOOSING}
-        given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
-        limit = self.token_limit
-        given["max_new_tokens"] = config.max_length if limit == UNLIMITED else limit if limit is None else max(1, limit)
-        given["ignore_eos"] = self.ignore_eos
-        options = {key: value for key, value in given.items() if value is not None}
-        options.update(self.reported)
-        if self.stop is not None:
-            options["stop"] = self.stop
-        sampled = options.get("temperature", config.temperature) > 0
-        first = secrets.randbits(32) if sampled else config.seed
+        option_values: Facts = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        if self.logit_bias:
+            biases = [f"{token}:{value:.6f}" for token, value in self.logit_bias.items()]
+            option_values["logit_bias"] = ",".join(biases)
+        token_limit = self.token_limit
+        if token_limit is not None:
+            max_new_tokens = config.max_length if token_limit == UNLIMITED else max(1, token_limit)
+            option_values["max_new_tokens"] = max_new_tokens
+        option_values["ignore_eos"] = self.ignore_eos
+        option_values["stop"] = self.stop
+        options = {name: value for name, value in option_values.items() if value is not None}
+        options.update(self.logprob_options)
+
+        # seeds
+        is_sampled = options.get("temperature", config.temperature) > 0
         if self.seed is not None:
-            first = self.seed
-        return [{**options, "seed": (first + number) % SEEDS} for number in range(self.n)]
+            first_seed = self.seed
+        else:
+            first_seed = secrets.randbits(32) if is_sampled else config.seed
+        return [{**options, "seed": (first_seed + number) % NUM_SEEDS} for number in range(self.n)]
 
     @property
     def guides(self) -> dict[str, Guide]:
         """The grammars that the answer has to follow, by the field that names each."""
-        given = {name: getattr(self, name) for name in GUIDES}
-        found = {name: GUIDES[name](value) for name, value in given.items() if value is not None}
-        return {name: guide for name, guide in found.items() if guide}
+        guides = {}
+        for name, make_guide in GUIDES.items():
+            value = getattr(self, name)
+            guide = None if value is None else make_guide(value)
+            if guide:
+                guides[name] = guide
+        return guides
 
     def choices(self, config: RunConfig) -> list[Choice]:
         """Return the input of the pipeline for each choice."""
-        found = []
-        for choice in self.asked(config):
+        choices = []
+        for choice in self.prompt_choices(config):
             for field, guide in self.guides.items():
                 choice = choice._replace(guide=guide, guided_by=field)
-            found += [choice._replace(options=options) for options in self.options(config)]
-        return found
+            choices += [choice._replace(options=options) for options in self.options(config)]
+        return choices
 
-    def asked(self, config: RunConfig) -> list[Choice]:
+    def prompt_choices(self, config: RunConfig) -> list[Choice]:
         """Return a choice for each prompt, still without its options."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Raise Refused for numbers out of range, invalid biases or stop texts, and several grammars."""
-        for name, allowed in NUMBERS.items():
+        for name, allowed_range in FIELD_RANGES.items():
             value = getattr(self, name, None)
-            if value is None or name in TOKEN_LIMITS and value in self.other_limits:
-                continue
-            if not allowed.holds(value):
-                raise Refused(f"{name}={short_repr(value)} is not possible: give {allowed.advice}", name)
-        if self.seed is not None and not -SEEDS < self.seed < SEEDS:
+            is_special = name in TOKEN_LIMITS and value in self.special_limits
+            if value is not None and not is_special and not allowed_range.holds(value):
+                raise Refused(f"{name}={short_repr(value)} is not possible: give {allowed_range.advice}", name)
+
+        if self.seed is not None and not -NUM_SEEDS < self.seed < NUM_SEEDS:
             raise Refused(f"seed={short_repr(self.seed)} is not possible: give a number below 2 ** 64", "seed")
         self._check_biases()
         if len(self.guides) > 1:
             raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
-        stops = self.stop or []
-        if len(stops) > MOST_STOPS:
-            raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
-        if any(map(SURROGATE.search, stops)):
+
+        stop_texts = self.stop or []
+        if len(stop_texts) > MAX_STOP_TEXTS:
+            raise Refused(f"stop has {len(stop_texts)} texts: give {MAX_STOP_TEXTS} at most", "stop")
+        if any(map(SURROGATE.search, stop_texts)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
     def _check_biases(self) -> None:
-        if len(self.logit_bias) > MOST_BIASES:
-            raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MOST_BIASES} at most", "logit_bias")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MAX_BIASES} at most", "logit_bias")
         for token, value in self.logit_bias.items():
-            if not TOKEN.fullmatch(token) or not abs(value) <= MOST_BIAS:
+            if not TOKEN_ID.fullmatch(token) or not abs(value) <= MAX_BIAS:
                 raise Refused(f"logit_bias.{one_line(token)}={short_repr(value)} is not possible: give token ids, and "
-                              f"numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}", "logit_bias")
+                              f"numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}", "logit_bias")
 
 
 class Chat(Body):
@@ -386,7 +403,7 @@ class Chat(Body):
     top_logprobs: Whole | None = None
 
     @property
-    def reported(self) -> Facts:
+    def logprob_options(self) -> Facts:
         return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
     def check(self) -> None:
@@ -397,7 +414,7 @@ class Chat(Body):
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
         if self.tools and self.logprobs:
             raise Refused("logprobs with tools is not supported: leave one of them out", "logprobs")
-        if self.must_call and not self.called:
+        if self.must_call and not self.callable_schemas:
             raise Refused("tool_choice names no tool of this request: add it to tools, or leave it out", "tool_choice")
         if self.must_call and self.guides:
             raise Refused(f"{next(iter(self.guides))} and tool_choice exclude each other: leave one of them out",
@@ -408,38 +425,42 @@ class Chat(Body):
         return self.tool_choice not in ("none", "auto")
 
     @property
-    def called(self) -> dict[str, Facts]:
+    def callable_schemas(self) -> dict[str, Facts]:
         """The functions that may be called, with the schemas of their arguments."""
-        known = {tool.function.name: tool.function.parameters for tool in self.tools}
+        schemas = {tool.function.name: tool.function.parameters for tool in self.tools}
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
-            return {name: known[name]} if name in known else {}
-        return {} if self.tool_choice == "none" else known
+            return {name: schemas[name]} if name in schemas else {}
+        return {} if self.tool_choice == "none" else schemas
 
-    def _dialect(self, config: RunConfig) -> CallFormat | None:
+    def _call_format(self, config: RunConfig) -> CallFormat | None:
         """Return the format of tool calls in the answer, None if it cannot have any."""
-        if not self.called:
+        if not self.callable_schemas:
             return None
-        dialect = _dialect_of(config.first_folder, config.chat_template) if config.uses_jinja else None
-        if dialect is None:
+        call_format = _call_format_of(config.first_folder, config.chat_template) if config.uses_jinja else None
+        if call_format is None:
             raise Refused("tools is not supported, since this model's template does not support them: leave it out, "
                           "or serve with template=FILE, a template that does", "tools",
                           "unsupported_parameter")
-        return dialect
+        return call_format
 
-    def asked(self, config: RunConfig) -> list[Choice]:
-        own = config.uses_jinja
-        messages = [message.shown(f"messages.{number}", own) for number, message in enumerate(self.messages)]
+    def prompt_choices(self, config: RunConfig) -> list[Choice]:
+        messages = []
+        for number, message in enumerate(self.messages):
+            messages.append(message.for_template(f"messages.{number}", has_own_template=config.uses_jinja))
         if not messages:
             raise Refused("messages is empty: send one with the role user", "messages")
+
         self._check_variables(config)
-        dialect, variables = self._dialect(config), self.chat_template_kwargs
-        if dialect:
+        call_format, variables = self._call_format(config), self.chat_template_kwargs
+        if call_format:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
-        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=dialect)
-        if dialect and self.must_call:
-            several = self.parallel_tool_calls and self.tool_choice == "required"
-            choice = choice._replace(guide=calls_of(self.called, dialect, several), guided_by="tools")
+        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=call_format)
+
+        if call_format and self.must_call:
+            allows_several = self.parallel_tool_calls and self.tool_choice == "required"
+            guide = calls_of(self.callable_schemas, call_format, allows_several)
+            choice = choice._replace(guide=guide, guided_by="tools")
         return [choice]
 
     def _check_variables(self, config: RunConfig) -> None:
@@ -463,26 +484,26 @@ class Completion(Body):
     logprobs: Whole | None = None  # number of likeliest tokens to report
 
     @property
-    def reported(self) -> Facts:
+    def logprob_options(self) -> Facts:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": self.echo}
 
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts in order; a list of numbers is one prompt."""
-        one = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
-        return cast("list[Prompt]", [self.prompt] if one else self.prompt)
+        is_single = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
+        return cast("list[Prompt]", [self.prompt] if is_single else self.prompt)
 
-    def asked(self, config: RunConfig) -> list[Choice]:
-        if len(self.prompts) * self.n > MOST_CHOICES:
+    def prompt_choices(self, config: RunConfig) -> list[Choice]:
+        if len(self.prompts) * self.n > MAX_CHOICES:
             raise Refused(f"{len(self.prompts)} prompts with n={self.n} are too many answers: request at "
-                          f"most {MOST_CHOICES}", "prompt")
+                          f"most {MAX_CHOICES}", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
         prompt_only = self.token_limit == 0
         return [Choice(prompt, "none", echo=self.echo, prompt_only=prompt_only) for prompt in self.prompts]
 
     @property
-    def other_limits(self) -> tuple[int, ...]:
+    def special_limits(self) -> tuple[int, ...]:
         return (UNLIMITED, 0) if self.echo else (UNLIMITED,)
 
 
@@ -497,36 +518,39 @@ class ToTokenize(Chat):
         if (self.prompt is None) == ("messages" not in self.model_fields_set):
             raise Refused("give either prompt or messages", "prompt")
 
-    def asked(self, config: RunConfig) -> list[Choice]:
-        return super().asked(config) if self.prompt is None else [Choice(self.prompt, "none")]
+    def prompt_choices(self, config: RunConfig) -> list[Choice]:
+        return super().prompt_choices(config) if self.prompt is None else [Choice(self.prompt, "none")]
 
 
 @lru_cache(maxsize=8)
-def _dialect_of(folder: Path, chat_template: str) -> CallFormat | None:
+def _call_format_of(folder: Path, chat_template: str) -> CallFormat | None:
     return dialect_of(own_template(folder, chat_template))
 
 
-def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
-    """Return the body as `kind`, after `renamed` has translated its fields; raise Refused for the first invalid one.
+def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -> Any:
+    """Return the body as `body_class`, after `translate` has renamed its fields; raise Refused for an invalid one.
 
     Call this only on the event loop's thread. A million small lists would trigger useless garbage collections.
     """
     gc.disable()
     try:
-        found = parse_object(data, "the body", "send one JSON object")
-        given = renamed({name: value for name, value in found.items() if value is not None})
-        name = unsupported_field(given)
-        if name:
-            raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
-        body = kind.model_validate(given)
+        sent_fields = parse_object(data, "the body", "send one JSON object")
+        fields = translate({name: value for name, value in sent_fields.items() if value is not None})
+        unsupported_name = unsupported_field(fields)
+        if unsupported_name:
+            raise Refused(f"{unsupported_name} is not supported: leave it out", unsupported_name,
+                          "unsupported_parameter")
+
+        body = body_class.model_validate(fields)
         body.check()
-        for name, value in found.items():
+        for name, value in sent_fields.items():
             if has_half_character(data.decode(), value):
                 raise Refused(f"{name} has half a character (a surrogate): write \\u escapes in pairs", name)
         return body
+
     except ValidationError as error:
-        place, wrong = _first_error(error)
-        raise Refused(f"{place}: {wrong}", place) from None
+        field_path, message = _first_error(error)
+        raise Refused(f"{field_path}: {message}", field_path) from None
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
     finally:
@@ -534,13 +558,13 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
 
 
 def _first_error(error: ValidationError) -> tuple[str, str]:
-    """Return the place of an invalid field, and what is wrong with it.
+    """Return the path of an invalid field, and what is wrong with it.
 
-    For a field with several types, pydantic reports an error for each type, with the type's name in the place. The
-    longest place is taken, since it belongs to the type that fits best.
+    For a field with several types, pydantic reports an error for each type, with the type's name in the path. The
+    longest path is taken, since it belongs to the type that fits best.
     """
     errors = error.errors(include_url=False, include_context=False)
-    furthest = max(errors, key=lambda one: len(one["loc"]))
-    words = [str(word) for word in furthest["loc"] if word not in TYPES]
-    place = ".".join(word for word in words if word.isidentifier() or word.isdigit())
-    return place or "body", furthest["msg"]
+    deepest_error = max(errors, key=lambda field_error: len(field_error["loc"]))
+    words = [str(word) for word in deepest_error["loc"] if word not in TYPE_NAMES]
+    field_path = ".".join(word for word in words if word.isidentifier() or word.isdigit())
+    return field_path or "body", deepest_error["msg"]

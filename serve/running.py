@@ -1,5 +1,4 @@
-"""A server from its arguments to its exit code: the engine on its own thread, and a listener of uvicorn.
-"""
+"""A server from its arguments to its exit code: the engine on its own thread, and a listener of uvicorn."""
 from __future__ import annotations
 
 import asyncio
@@ -27,40 +26,41 @@ from serve.engine import Engine, ServerLimits
 from serve.start_line import reachable_url
 
 COMMAND = "bash run_server.sh"
-PATIENCE = 10.0  # seconds for the pipeline to close
-LEAVE = 3  # seconds for answers under way once the server shuts down
-REPORT = 5  # seconds more to send the error of the shutdown to the other clients
+CLOSE_SECONDS = 10.0  # seconds for the pipeline to close
+LEAVE_SECONDS = 3  # seconds for answers under way once the server shuts down
+REPORT_SECONDS = 5  # seconds more to send the error of the shutdown to the other clients
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that calls `listens` with its address, as other devices can open it, once it listens.
+    """A uvicorn server that calls `on_listening` with its address, as other devices can open it, once it listens.
 
-    When it shuts down, it calls `ending`: at once if nothing is under way, else after at most `LEAVE` seconds.
+    When it shuts down, it calls `on_shutdown`: at once if nothing is under way, else after at most `LEAVE_SECONDS`.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, listens: Callable[[str], Any],
-                 ending: Callable[[], Any]) -> None:
-        most, backlog = connection_limits(config)
-        connection: Any = partial(Connection, most)
+    def __init__(self, app: Any, config: ServeConfig, on_listening: Callable[[str], Any],
+                 on_shutdown: Callable[[], Any]) -> None:
+        max_connections, backlog = connection_limits(config)
+        connection_class: Any = partial(Connection, max_connections)
         super().__init__(uvicorn.Config(
-            app, config.host, config.port, http=connection, ws="none", backlog=backlog,
-            timeout_graceful_shutdown=LEAVE + REPORT, log_level="error"))  # its warnings are of clients' errors
-        self._listens, self._ending = listens, ending
+            app, config.host, config.port, http=connection_class, ws="none", backlog=backlog,
+            timeout_graceful_shutdown=LEAVE_SECONDS + REPORT_SECONDS,
+            log_level="error"))  # its warnings are of clients' errors
+        self._on_listening, self._on_shutdown = on_listening, on_shutdown
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         asyncio.get_running_loop().set_exception_handler(LoopErrorHandler())
-        addresses = [bound.getsockname() for server in self.servers for bound in server.sockets]
+        addresses = [bound_socket.getsockname() for server in self.servers for bound_socket in server.sockets]
         for host, port, *_ in addresses[:1]:  # a name may have two, one of each protocol
-            self._listens(reachable_url(host, port))
+            self._on_listening(reachable_url(host, port))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        leaving = asyncio.get_running_loop().call_later(LEAVE, self._ending)
+        shutdown_timer = asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._on_shutdown)
         await super().shutdown(sockets)
-        leaving.cancel()
-        self._ending()
+        shutdown_timer.cancel()
+        self._on_shutdown()
 
-    def bound(self) -> list[socket.socket]:
+    def bound_sockets(self) -> list[socket.socket]:
         """Return sockets bound to the address, for `run`; raise ValueError before anything is loaded if it is taken."""
         host, port = self.config.host, self.config.port
         try:
@@ -73,7 +73,7 @@ class Listener(uvicorn.Server):
 async def _bind(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-    sockets = [bound.dup() for bound in server.sockets]
+    sockets = [bound_socket.dup() for bound_socket in server.sockets]
     server.close()
     return sockets
 
@@ -86,37 +86,47 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """
     resolved = resolve(argv, ServeConfig, COMMAND)
     resolved.report()
-    config, run = resolved.keys, resolved.keys.run
+    config, run_config = resolved.keys, resolved.keys.run
+
+    # keys of the pipeline
     preset = preset_of(resolved.words)
-    keys: dict[str, Any] = raw_values(resolved.words)
-    for own in (preset, *(key.name for key in fields(config))):
-        keys.pop(own, None)
-    keys.update(max_requests=run.max_requests, reuse=run.reuse)
-    limits = ServerLimits(run.max_requests, config.queue, config.queue_seconds, config.restart)
-    engine = Engine(partial(Pipeline.open, preset, **keys), limits)
-    typed = raw_values(argv)
-    folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name
-    served = Server(engine, config, config.model_name or folder or preset_of(argv) or preset or DEFAULT_PRESET)
-    engine.on_ready = served.announce
-    return engine, Listener(served.app, config, served.listens, engine.stop)
+    pipeline_keys: dict[str, Any] = raw_values(resolved.words)
+    for server_key in (preset, *(field.name for field in fields(config))):
+        pipeline_keys.pop(server_key, None)
+    pipeline_keys.update(max_requests=run_config.max_requests, reuse=run_config.reuse)
+
+    # engine
+    limits = ServerLimits(run_config.max_requests, config.queue, config.queue_seconds, config.restart)
+    engine = Engine(partial(Pipeline.open, preset, **pipeline_keys), limits)
+
+    # server
+    typed_values = raw_values(argv)
+    folder_name = Path(typed_values.get("model_dir") or typed_values.get("base_dir") or "").name
+    model_name = config.model_name or folder_name or preset_of(argv) or preset or DEFAULT_PRESET
+    server = Server(engine, config, model_name)
+    engine.on_ready = server.announce
+    return engine, Listener(server.app, config, server.listens, engine.stop)
 
 
 def run(engine: Engine, listener: Listener) -> int:
     """Serve until Ctrl-C, SIGTERM, or SIGHUP without nohup, which have the same effect; return the exit code."""
-    sockets = listener.bound()
+    sockets = listener.bound_sockets()
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # which uvicorn listens to
-    thread = threading.Thread(target=_work, args=(engine, listener), daemon=True)
+
+    thread = threading.Thread(target=_run_engine, args=(engine, listener), daemon=True)
     thread.start()
-    interrupted = False
+
+    is_interrupted = False
     try:
         listener.run(sockets)
     except KeyboardInterrupt:
-        interrupted = True
+        is_interrupted = True
     engine.stop()
-    _join(thread, engine)
-    if interrupted:
+    _join_engine(thread, engine)
+
+    if is_interrupted:
         say("stopped", "\n")
         if thread.is_alive():  # torch does not end a thread that waits for other ranks
             die(EXIT_INTERRUPTED)
@@ -126,18 +136,18 @@ def run(engine: Engine, listener: Listener) -> int:
     return EXIT_LOST if engine.health.status == "lost" else 0
 
 
-def _join(thread: threading.Thread, engine: Engine) -> None:
+def _join_engine(thread: threading.Thread, engine: Engine) -> None:
     """Wait for the engine's thread. Ranks that are loading receive no messages, so they are killed to end it."""
     if engine.health.status in ("ready", "stopped"):
-        thread.join(PATIENCE)
+        thread.join(CLOSE_SECONDS)
         return
-    deadline = time.monotonic() + LEAVE
+    deadline = time.monotonic() + LEAVE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
         kill_all()
         thread.join(POLL_SECONDS)
 
 
-def _work(engine: Engine, listener: Listener) -> None:
+def _run_engine(engine: Engine, listener: Listener) -> None:
     """Run the engine, on its thread; end the listener after an error without a pipeline."""
     try:
         engine.run()

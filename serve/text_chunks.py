@@ -15,9 +15,9 @@ from model.text import Stream, TemplateError, Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Facts, Refused
 
-SHOWN = 60  # largest number of guesses in a snapshot
-SPACES = ("▁", "Ġ")  # a space at the beginning of a token, as tokenizers write it
-END = "[end]"  # in place of a token such as </s>
+MAX_GUESSES = 60  # in a snapshot
+SPACE_MARKS = ("▁", "Ġ")  # a space at the beginning of a token, as tokenizers write it
+END_TOKEN = "[end]"  # in place of a token such as </s>
 LOG_OF_ZERO = -9999.0  # in place of the logarithm of 0, for which JSON has no number
 
 
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Offsets:
-    """The offsets of tokens in a text; the first token has the given `offset`, in characters."""
+    """The offsets of tokens in a text, in characters; the first token is at `offset`."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
         self._stream, self._spelling = Stream(text.tokenizer), TokenTexts(text.tokenizer)
@@ -51,59 +51,66 @@ class Offsets:
         """Return the next token, with its offset and log-probabilities."""
         offset = self._offset
         self._offset += len(self._stream.add([token]))
-        others = [(self._spelling(other), max(value, LOG_OF_ZERO)) for other, value in likeliest]
-        own = None if logprob is None else max(logprob, LOG_OF_ZERO)
-        return Token(self._spelling(token), offset, own, others)
+        spelled_likeliest = [(self._spelling(other), max(value, LOG_OF_ZERO)) for other, value in likeliest]
+        token_logprob = None if logprob is None else max(logprob, LOG_OF_ZERO)
+        return Token(self._spelling(token), offset, token_logprob, spelled_likeliest)
 
 
 class Pieces:
-    """The pieces of a choice, after the prompt if it is echoed; `text` is the pipeline's, and `ids` the prompt's.
+    """The pieces of a choice, after the prompt if it is echoed; `text` is the pipeline's.
 
     A token is sent with the first piece that goes beyond its offset. So tokens outside the text are not sent: end
     tokens, and those after a stop text. Raise ValueError if a tokenizer is needed and the pipeline has none.
     """
 
-    def __init__(self, text: Text | None, choice: Choice, ids: Sequence[int]) -> None:
+    def __init__(self, text: Text | None, choice: Choice, prompt_token_ids: Sequence[int]) -> None:
         if text is None and (choice.echo or choice.wants_logprobs):
             raise ValueError("this pipeline was started for token ids, so it can give neither tokens nor the prompt: "
                              "leave out echo and logprobs, or start it without prompt_ids")
-        self._ids = ids
-        self._echo = ""
+
+        # the prompt
+        self._prompt_token_ids = prompt_token_ids
         self._prompt_only = choice.prompt_only
+        self._unsent_echo = ""
         if choice.echo and text is not None:
-            self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
-        self._length = len(self._echo)  # number of characters sent
+            self._unsent_echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(prompt_token_ids)
+
+        # the answer
+        self._num_characters = len(self._unsent_echo)  # of all pieces so far
         self._text = text if choice.wants_logprobs else None  # None: send no tokens
-        self._places = Offsets(self._text, self._length) if self._text else None
-        self._taken = 0
-        self._held: list[Token] = []
+        self._offsets = Offsets(self._text, self._num_characters) if self._text else None
+        self._num_read = 0  # tokens of the answer that were taken from its log-probabilities
+        self._unsent_tokens: list[Token] = []
 
     def of(self, generation: Generation, text: str) -> Iterator[Piece]:
         """Yield the pieces to send once the answer continues with this text."""
-        if self._echo:
-            yield Piece(self._echo, self._prompt(generation.answer.prompt_logprobs))
-            self._echo = ""
+        if self._unsent_echo:
+            yield Piece(self._unsent_echo, self._prompt_tokens(generation.answer.prompt_logprobs))
+            self._unsent_echo = ""
         if self._prompt_only:
             return
-        self._length += len(text)
-        if text:
-            yield Piece(text, self._tokens(generation.answer.logprobs))
 
-    def _prompt(self, said: Iterable[Logprob]) -> list[Token]:
+        self._num_characters += len(text)
+        if text:
+            yield Piece(text, self._answer_tokens(generation.answer.logprobs))
+
+    def _prompt_tokens(self, logprobs: Iterable[Logprob]) -> list[Token]:
         if self._text is None:
             return []
-        places = Offsets(self._text)
-        first = places.add(self._ids[0], None)
-        return [first, *(places.add(*one) for one in said)]
+        offsets = Offsets(self._text)
+        first_token = offsets.add(self._prompt_token_ids[0], None)
+        return [first_token, *(offsets.add(*logprob) for logprob in logprobs)]
 
-    def _tokens(self, said: Sequence[Logprob]) -> list[Token]:
-        if self._places is None:
+    def _answer_tokens(self, logprobs: Sequence[Logprob]) -> list[Token]:
+        """Return the tokens to send with the next piece, given the log-probabilities of the whole answer so far."""
+        if self._offsets is None:
             return []
-        self._held += [self._places.add(*one) for one in said[self._taken:]]
-        self._taken = len(said)
-        begun = [token for token in self._held if token.offset < self._length]
-        self._held = self._held[len(begun):]
-        return begun
+        self._unsent_tokens += [self._offsets.add(*logprob) for logprob in logprobs[self._num_read:]]
+        self._num_read = len(logprobs)
+
+        sendable = [token for token in self._unsent_tokens if token.offset < self._num_characters]
+        self._unsent_tokens = self._unsent_tokens[len(sendable):]
+        return sendable
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -114,10 +121,13 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     Raise Refused before tokenizing a text that is too long in any tokenization.
     """
     prompt, text = choice.prompt, pipeline.text
-    texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
-    characters = sum(map(len, texts))
-    if text is not None and characters > pipeline.spec.context * _longest(text):
-        raise _too_long(f"{characters} characters", choice, pipeline)
+    if isinstance(prompt, str):
+        num_characters = len(prompt)
+    else:
+        num_characters = sum(len(message["content"]) for message in prompt if isinstance(message, dict))
+    if text is not None and num_characters > pipeline.spec.context * _max_token_length(text):
+        raise _too_long(f"{num_characters} characters", choice, pipeline)
+
     try:
         return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
     except TemplateError as error:
@@ -127,24 +137,25 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 def checked_prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     """Return the ids as `prompt_ids` does; raise Refused for a prompt that leaves no room for a token of the answer."""
-    given, most = choice.prompt, pipeline.spec.context
-    if len(given) >= most and isinstance(given[0], int):
-        raise _too_long(f"{len(given)} tokens", choice, pipeline)
-    ids = prompt_ids(choice, pipeline)
-    if len(ids) >= most:
-        raise _too_long(f"{len(ids)} tokens", choice, pipeline)
-    return ids
+    prompt, max_tokens = choice.prompt, pipeline.spec.context
+    if len(prompt) >= max_tokens and isinstance(prompt[0], int):
+        raise _too_long(f"{len(prompt)} tokens", choice, pipeline)
+
+    token_ids = prompt_ids(choice, pipeline)
+    if len(token_ids) >= max_tokens:
+        raise _too_long(f"{len(token_ids)} tokens", choice, pipeline)
+    return token_ids
 
 
 def _too_long(size: str, choice: Choice, pipeline: Pipeline) -> Refused:
     # litellm, and so aider, recognizes this error by the words in its middle.
-    said = (f"the prompt has {size}, and this model's maximum context length is {pipeline.spec.context} tokens, "
-            "including those of the answer: shorten it")
-    return Refused(said, choice.field, "context_length_exceeded")
+    message = (f"the prompt has {size}, and this model's maximum context length is {pipeline.spec.context} tokens, "
+               "including those of the answer: shorten it")
+    return Refused(message, choice.field, "context_length_exceeded")
 
 
 @lru_cache(maxsize=1)
-def _longest(text: Text) -> int:
+def _max_token_length(text: Text) -> int:
     """Return the length of the longest token, in characters."""
     return max(map(len, text.tokenizer.get_vocab()))
 
@@ -158,9 +169,9 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
     of its path from the tip, a log-probability.
     """
     tree, answer = generation.tree, generation.answer
-    ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
-    shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
-    return {"guesses": shown, "live": len(tree.live), "sent": tree.num_sent_guesses,
+    by_score = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
+    guesses = [_guess_facts(tree, node, text) for node in sorted(by_score[:MAX_GUESSES])]
+    return {"guesses": guesses, "live": len(tree.live), "sent": tree.num_sent_guesses,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "plain_tokens": answer.plain_tokens,
             "accepted_length": round(answer.mean_accepted_length, 2),
             "tokens_per_miss": round(answer.tokens_per_miss, 2),
@@ -174,22 +185,24 @@ def speed_facts(pipeline: Pipeline) -> Facts:
     """
     config = pipeline.config
     rate, is_measured = pipeline.plain_rate
-    guesses = METHODS[config.pipeline_type].draft != "none"
-    return {"plain": round(rate, 2) if guesses else 0, "measured": is_measured, "kind": config.kind,
+    is_guessing = METHODS[config.pipeline_type].draft != "none"
+    return {"plain": round(rate, 2) if is_guessing else 0, "measured": is_measured, "kind": config.kind,
             "profile": Path(config.profile).name}
 
 
-def _guess(tree: TokenTree, node: int, text: Text | None) -> Facts:
-    found = tree.nodes[node]
-    return {"id": node, "parent": found.parent if found.parent in tree.live else None,
-            "sent": node not in tree.unsent_guesses, "text": _readable(found.token, text) if text else str(found.token),
-            "score": round(found.score - tree.nodes[tree.tip].score, 2)}
+def _guess_facts(tree: TokenTree, node: int, text: Text | None) -> Facts:
+    guess = tree.nodes[node]
+    path_score = guess.score - tree.nodes[tree.tip].score
+    return {"id": node, "parent": guess.parent if guess.parent in tree.live else None,
+            "sent": node not in tree.unsent_guesses,
+            "text": readable_token(guess.token, text) if text else str(guess.token),
+            "score": round(path_score, 2)}
 
 
-def _readable(token: int, text: Text) -> str:
-    """Return a token as a person reads it, with the space before it; one that ends an answer is `END`."""
+def readable_token(token: int, text: Text) -> str:
+    """Return a token as a person reads it, with the space before it; one that ends an answer is `END_TOKEN`."""
     if token in text.end_ids:
-        return END
-    written = str(text.tokenizer.convert_ids_to_tokens(token))
-    shown = text.tokenizer.convert_tokens_to_string([written])
-    return f" {shown.lstrip()}" if written.startswith(SPACES) else shown
+        return END_TOKEN
+    raw_token = str(text.tokenizer.convert_ids_to_tokens(token))
+    readable = text.tokenizer.convert_tokens_to_string([raw_token])
+    return f" {readable.lstrip()}" if raw_token.startswith(SPACE_MARKS) else readable

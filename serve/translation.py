@@ -10,73 +10,80 @@ class Wording(NamedTuple):
     """A protocol's names for the parts of a chat."""
 
     fields: Mapping[str, str]  # names of plain fields -> a chat's names
-    system: str  # the field of the system prompt
-    form: str  # the field of the object with the format of the answer
-    part: str  # the protocol's word for a part of a content ...
-    texts: Collection[str]  # ... and the types of parts that are texts
+    system_field: str  # of the system prompt
+    format_field: str  # of the object with the format of the answer
+    part_word: str  # the protocol's word for a part of a content ...
+    text_types: Collection[str]  # ... and the types of parts that are texts
     roles: Collection[str]
-    tools: Sequence[str | None]  # the types of tools that are functions
-    schema: str  # the field of the schema of their arguments
+    tool_types: Sequence[str | None]  # the types of tools that are functions
+    schema_field: str  # of the schema of their arguments
 
-    def chat(self, given: Facts) -> Facts:
+    def chat(self, body: Facts) -> Facts:
         """Return the body of a chat, without the messages after the system prompt and without `tool_choice`."""
-        body = renamed(given, self.fields)
-        system = self.text(given.get(self.system) or "", self.system)
-        body["messages"] = [{"role": "system", "content": system}] if system else []
-        form = object_of(object_of(given, self.form), "format")
-        if form:
-            body["response_format"] = {"type": form.get("type")}
-        if form.get("type") == "json_schema":
-            body["response_format"]["json_schema"] = renamed(form, {"name": "name", "schema": "schema"})
-        tools = checked_items(given.get("tools") or [], "tools")
-        body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
-        return body
+        chat_body = renamed(body, self.fields)
+        system_text = self.text(body.get(self.system_field) or "", self.system_field)
+        chat_body["messages"] = [{"role": "system", "content": system_text}] if system_text else []
 
-    def text(self, content: Any, place: str) -> str:
+        # format of the answer
+        answer_format = object_of(object_of(body, self.format_field), "format")
+        if answer_format:
+            chat_body["response_format"] = {"type": answer_format.get("type")}
+        if answer_format.get("type") == "json_schema":
+            json_schema = renamed(answer_format, {"name": "name", "schema": "schema"})
+            chat_body["response_format"]["json_schema"] = json_schema
+
+        tools = checked_items(body.get("tools") or [], "tools")
+        chat_body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
+        return chat_body
+
+    def text(self, content: Any, field: str) -> str:
         """Return the text of a string or of a list of text parts; raise Refused for anything else."""
         if isinstance(content, str):
             return content
-        parts = checked_items([content] if isinstance(content, dict) else content, place)
-        if not all(part.get("type") in self.texts and isinstance(part.get("text"), str) for part in parts):
-            raise Refused(f"{place} has a {self.part} that is no text, which is not supported: send text only", place,
-                          "unsupported_parameter")
+
+        parts = checked_items([content] if isinstance(content, dict) else content, field)
+        for part in parts:
+            if part.get("type") not in self.text_types or not isinstance(part.get("text"), str):
+                raise Refused(f"{field} has a {self.part_word} that is no text, which is not supported: send text only",
+                              field, "unsupported_parameter")
         return "".join(part["text"] for part in parts)
 
-    def role(self, message: Facts, place: str) -> str:
+    def role(self, message: Facts, field: str) -> str:
         """Return the role of a message; raise Refused for a role that the protocol does not have."""
         role = message.get("role")
         if not isinstance(role, str) or role not in self.roles:
-            raise Refused(f"{place}.role is none of {', '.join(self.roles)}: send one of them", f"{place}.role")
+            raise Refused(f"{field}.role is none of {', '.join(self.roles)}: send one of them", f"{field}.role")
         return role
 
-    def _function(self, tool: Facts, place: str) -> Facts:
-        if tool.get("type") not in self.tools:
-            raise Refused(f"{place}.type is not {self.tools[0]}, and other tools are not supported: leave it out",
-                          place, "unsupported_parameter")
-        names = {"name": "name", "description": "description", self.schema: "parameters"}
-        return {"type": "function", "function": renamed(tool, names)}
+    def _function(self, tool: Facts, field: str) -> Facts:
+        """Return the chat's form of a tool; raise Refused unless it is a function."""
+        if tool.get("type") not in self.tool_types:
+            raise Refused(f"{field}.type is not {self.tool_types[0]}, and other tools are not supported: leave it out",
+                          field, "unsupported_parameter")
+        chat_names = {"name": "name", "description": "description", self.schema_field: "parameters"}
+        return {"type": "function", "function": renamed(tool, chat_names)}
 
 
-def checked_items(given: Any, field: str) -> list[Facts]:
+def checked_items(value: Any, field: str) -> list[Facts]:
     """Return a list of objects unchanged; raise Refused for anything else."""
-    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Refused(f"{field} is no list of objects: send one", field)
-    return given
+    return value
 
 
-def object_of(given: Facts, field: str) -> Facts:
+def object_of(body: Facts, field: str) -> Facts:
     """Return the object in a field, empty if missing; raise Refused for anything else."""
-    found = given.get(field) or {}
-    if not isinstance(found, dict):
+    value = body.get(field) or {}
+    if not isinstance(value, dict):
         raise Refused(f"{field} is no object: send one, or leave it out", field)
-    return found
+    return value
 
 
-def renamed(given: Facts, names: Mapping[str, str]) -> Facts:
-    """Return the existing fields under other names: `names` maps old names to new ones."""
-    return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
+def renamed(facts: Facts, new_names: Mapping[str, str]) -> Facts:
+    """Return the existing fields under other names: `new_names` maps old names to new ones."""
+    return {new_name: facts[old_name] for old_name, new_name in new_names.items() if old_name in facts}
 
 
-def call(given: Facts, arguments: Any, number: Any) -> Facts:
-    """Return a tool call in the format of a chat."""
-    return {"id": number, "type": "function", "function": {"name": given.get("name"), "arguments": arguments}}
+def tool_call(function: Facts, arguments: Any, call_id: Any) -> Facts:
+    """Return a call of a named `function` in the format of a chat."""
+    return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": arguments}}

@@ -85,7 +85,7 @@ def app():
 
 
 def test_who_sends_nothing_or_half_a_head_is_closed_and_a_long_answer_is_not(app, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD", 0.1)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
     with listening(app) as connect:
         held = connect(REQUEST % b"held")
         assert app.begun.wait(60)
@@ -100,7 +100,7 @@ def test_who_sends_nothing_or_half_a_head_is_closed_and_a_long_answer_is_not(app
 
 
 def test_of_too_many_the_one_whose_client_is_silent_the_longest_is_closed(app, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD", 600)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 600)
     monkeypatch.setattr(running, "connection_limits", lambda config: (4, 16))
     with listening(app) as connect:
         held = connect(REQUEST % b"held")
@@ -191,11 +191,11 @@ def test_the_server_refuses_it_before_anything_else_answers():
     ("stopped", 503, 200, None), ("ready", 200, 200, None)])
 def test_readiness_health_and_models_agree_and_liveness_fails_only_where_a_restart_helps(status, ready, alive, retry):
     engine = Engine(lambda: None, ServerLimits(1, 1, 1))
-    engine.state, engine._patience = Health("ready"), float("inf")
+    engine.state, engine._ring_timeout = Health("ready"), float("inf")
     if status == "recovering":
         engine._ring = SimpleNamespace(loss="rank 2 was lost: its connection broke")
     elif status in ("silent", "hung for good"):
-        engine._patience, engine._recover_seconds = 0, float("inf") if status == "silent" else 0
+        engine._ring_timeout, engine._recover_seconds = 0, float("inf") if status == "silent" else 0
     else:
         engine.state = Health(status)
     server = Server(engine, ServeConfig.of(api_key="k"), "toy")

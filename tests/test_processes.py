@@ -285,7 +285,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
 
 
 def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatch, capfd):
-    monkeypatch.setattr(running, "LEAVE", 60)
+    monkeypatch.setattr(running, "LEAVE_SECONDS", 60)
     started = []
     there = threading.Event()
 
@@ -303,7 +303,7 @@ def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatc
                     time.sleep(0.01)
 
     class Interrupted:
-        bound = staticmethod(list)
+        bound_sockets = staticmethod(list)
         run = staticmethod(lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
 
     assert running.run(Loading(), Interrupted()) == 130

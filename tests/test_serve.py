@@ -349,7 +349,7 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
     assert idle(server)
     long = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
             "max_tokens": 1900}
-    cancelled = server.engine.figures.requests_by_outcome.labels("cancelled")._value.get
+    cancelled = server.engine.metrics.requests_by_outcome.labels("cancelled")._value.get
     for stream in (True, False):
         before = cancelled()
         with httpx.Client(base_url=server.url) as client:
@@ -393,7 +393,7 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
     monkeypatch.setattr("serve.app.BODY_SECONDS", 0.01)
     assert asyncio.run(ask(half, None))[0]["status"] == 408
     monkeypatch.undo()
-    cancelled = server.engine.figures.requests_by_outcome.labels("cancelled")._value.get
+    cancelled = server.engine.metrics.requests_by_outcome.labels("cancelled")._value.get
     before = cancelled()
     asyncio.run(ask({"type": "http.request", "body": body}, None, gone))
     assert idle(server) and cancelled() == before + 1
@@ -508,7 +508,7 @@ def test_the_command_serves_until_it_is_asked_to_end(tmp_path):
 
 
 def test_who_is_still_answered_when_the_server_ends_learns_it(monkeypatch):
-    monkeypatch.setattr("serve.running.LEAVE", 0.1)
+    monkeypatch.setattr("serve.running.LEAVE_SECONDS", 0.1)
     engine, listener = build(["port=0", "threads_per_rank=1", "processes=false", "max_requests=1"])
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 2, "max_tokens": 1900,
             "logit_bias": {"2": -100}}  # the toy's </s>: no text ends by itself
@@ -536,10 +536,10 @@ def test_a_server_that_is_asked_to_end_while_it_loads_waits_for_nobody(monkeypat
         stop = staticmethod(lambda: None)
 
     class Interrupted:
-        bound = staticmethod(list)
+        bound_sockets = staticmethod(list)
         run = staticmethod(lambda sockets: signal.raise_signal(number))
 
-    monkeypatch.setattr("serve.running.LEAVE", 0.0)
+    monkeypatch.setattr("serve.running.LEAVE_SECONDS", 0.0)
     monkeypatch.setattr("serve.running.die", sys.exit)
     monkeypatch.setattr("config.console.REPEAT_SECONDS", 0)  # the test before may have pressed it just now
     before = {asked: signal.getsignal(asked) for asked in (signal.SIGTERM, signal.SIGHUP)}

@@ -71,7 +71,7 @@ def engine(words):
     def opened():
         return Pipeline.open(**words, processes=False, max_requests=2)
 
-    with running(opened, ServerLimits(places=2, queue=3, seconds=60)) as started:
+    with running(opened, ServerLimits(max_running=2, max_waiting=3, max_wait_seconds=60)) as started:
         yield started
 
 
@@ -200,7 +200,7 @@ def test_nobody_waits_longer_than_the_server_allows(words):
     def opened():
         return Pipeline.open(**words, processes=False)
 
-    with running(opened, ServerLimits(places=1, queue=3, seconds=0.2)) as engine:
+    with running(opened, ServerLimits(max_running=1, max_waiting=3, max_wait_seconds=0.2)) as engine:
         first, second = asked(engine, Heard(**LONG), Heard())
         refused = second.all()[-1]
         assert (refused.status, refused.code) == (429, "waited_too_long")
@@ -244,7 +244,7 @@ def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(
         lost = under_way.all()[-1]
         assert (lost.status, lost.code) == (503, "rank_lost") and "rank 2 was lost" in lost.message
         assert [one.text for one in waiting] == [alone, alone]
-        assert engine.figures.num_restarts._value.get() == 1 and engine.health.status == "ready"
+        assert engine.metrics.num_restarts._value.get() == 1 and engine.health.status == "ready"
 
 
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
@@ -277,7 +277,7 @@ def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
 
 
 def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_later(words, monkeypatch, capsys):
-    monkeypatch.setattr("serve.engine.PAUSE", 0.0)
+    monkeypatch.setattr("serve.engine.PAUSE_SECONDS", 0.0)
     left = [ValueError("there is not enough memory"), None, ValueError("still not"), None]
 
     def opened():
@@ -326,7 +326,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert server.client.get("/health").status_code == 200
         held, opened = held_here(), server.engine.call(weakref.ref).result(60)
         os.kill(worker_of(1), signal.SIGKILL)  # while there is nothing to do
-        assert wait_until(lambda: server.engine.figures.num_restarts._value.get() == 2, 60)
+        assert wait_until(lambda: server.engine.metrics.num_restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
         # the error that ended it may hold its frames until they are collected
@@ -344,13 +344,13 @@ def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_p
     again, never = threading.Event(), threading.Event()
     opened = iter([breaking(words),
                    lambda: again.wait() and breaking(words)(), never.wait])
-    limits = ServerLimits(1, 4, seconds=60)
+    limits = ServerLimits(1, 4, max_wait_seconds=60)
     with running(lambda: next(opened)(), limits) as engine:
         Breaking.losses = ["rank 2 was lost"]
         under_way, late = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
         assert engine.health == ("restarting", "rank 2 was lost")
-        engine.limits = limits._replace(seconds=0)  # the promised time is over for those who wait now
+        engine.limits = limits._replace(max_wait_seconds=0)  # the promised time is over for those who wait now
         assert late.all()[-1].code == "waited_too_long"
         engine.limits = limits
         again.set()

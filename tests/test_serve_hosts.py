@@ -120,5 +120,5 @@ def test_the_words_for_other_boards_have_no_preset_that_nobody_typed(keys, place
     monkeypatch.setattr(Pipeline, "open", lambda preset, **options: opened.append(preset))
     for typed in ((), ("toy",)):
         engine, _ = build([*typed, f"model_dir={place / 'board0'}", *keys])
-        engine._opened()
+        engine._open_pipeline()
     assert opened == ["", "toy"]

@@ -16,7 +16,7 @@ import pytest
 
 from launch.pipeline import Pipeline
 from serve.page_files import FILES
-from serve.text_chunks import END, _readable, snapshot
+from serve.text_chunks import END_TOKEN, readable_token, snapshot
 from tests.browser import MISSING, browser
 from tests.saved import wait_until
 from tests.serving import QUESTION, live
@@ -73,7 +73,7 @@ def test_a_token_that_ends_an_answer_has_a_name_and_others_read_as_text():
     tokenizer = SimpleNamespace(convert_ids_to_tokens=pieces.get,
                                 convert_tokens_to_string=lambda tokens: decoded[tokens[0]])
     text = SimpleNamespace(end_ids={2}, tokenizer=tokenizer)
-    assert [_readable(token, text) for token in pieces] == [END, " fox", "es", "\n"]
+    assert [readable_token(token, text) for token in pieces] == [END_TOKEN, " fox", "es", "\n"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")

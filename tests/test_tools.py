@@ -91,8 +91,8 @@ def test_every_text_of_the_grammar_of_calls_is_read_as_calls(dialect):
     leaf = {"type": "object", "properties": {"left": {"$ref": "#/$defs/leaf"}}, "required": ["left"],
             "additionalProperties": False, "$defs": {"leaf": {"type": "integer"}}}
     grammar = BYTES.of(calls_of({"add": leaf, 'odd"name': {}}, dialect, several=True))
-    body = {"name": "add", dialect.arguments: {"left": 5}}
-    other = {"name": 'odd"name', dialect.arguments: {}}
+    body = {"name": "add", dialect.arguments_key: {"left": 5}}
+    other = {"name": 'odd"name', dialect.arguments_key: {}}
     calls = [f"<tool_call>\n{json.dumps(one)}\n</tool_call>" if dialect == HERMES else json.dumps(one)
              for one in (body, other)]
     text = dialect.between.join(calls)
