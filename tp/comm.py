@@ -24,14 +24,14 @@ class Products:
     `len` returns the number T of rows, `of` the outputs `[T, N]` of a product.
     """
 
-    def __init__(self, rows: int, made: Mapping[Product, Tensor]) -> None:
-        self._rows, self._made = rows, made
+    def __init__(self, num_rows: int, outputs: Mapping[Product, Tensor]) -> None:
+        self._num_rows, self._outputs = num_rows, outputs
 
     def __len__(self) -> int:
-        return self._rows
+        return self._num_rows
 
     def of(self, product: Product) -> Tensor:
-        return self._made[product]
+        return self._outputs[product]
 
 
 class Comm:
@@ -40,11 +40,11 @@ class Comm:
     gathers = False  # whether `enter_block` may return `Products`
     tiled = False  # whether members keep only their own rows of the present segment, and exchange rows in tiles
 
-    def __init__(self, group: Group, hidden: int) -> None:
+    def __init__(self, group: Group, row_width: int) -> None:
         self._group = group
 
-    def open(self, rows: int, text: int) -> None:
-        """Begin a segment of `rows` rows after `text` settled tokens in the KV cache."""
+    def open(self, num_rows: int, num_settled: int) -> None:
+        """Begin a segment of `num_rows` rows after `num_settled` tokens in the KV cache."""
 
     def scatter(self, x_TD: Tensor) -> Tensor:
         """Return the rows `[t, D]` that this member keeps between blocks, given all rows."""
@@ -56,10 +56,10 @@ class Comm:
 
     def leave_block(self, x_TN: Tensor, product: Product) -> Tensor:
         """Return the rows `[t, D]` that this member keeps of the product, summed over all members."""
-        sums = product(x_TN)
+        sums_tD = product(x_TN)
         if self._group.size > 1:
-            self._group.all_reduce(sums)
-        return sums
+            self._group.all_reduce(sums_tD)
+        return sums_tD
 
     def gather(self, x_tD: Tensor) -> Tensor:
         """Return all rows `[T, D]`, given this member's own ones."""
@@ -70,42 +70,43 @@ class Galaxy(Comm):
     """The collective operations as in Galaxy: between blocks a member keeps, normalizes and adds only its own rows.
 
     Each block begins with an all-gather and ends with a reduce-scatter, both in tiles during the products. A segment
-    with fewer than `tile` rows per member is computed as in Megatron-LM. `hidden` is the width of a row.
+    with fewer than `tile` rows per member is computed as in Megatron-LM.
     """
 
     gathers = True
 
-    def __init__(self, group: Group, hidden: int, tile: int = TILE) -> None:
-        super().__init__(group, hidden)
-        self._hidden, self._tile = hidden, tile
+    def __init__(self, group: Group, row_width: int, tile: int = TILE) -> None:
+        super().__init__(group, row_width)
+        self._row_width, self._tile = row_width, tile
 
-    def open(self, rows: int, text: int) -> None:
-        size = self._group.size
-        self._rows = rows
-        self.tiled = size > 1 and rows >= self._tile * size
-        self._bounds = ranges(rows, [1] * size)
+    def open(self, num_rows: int, num_settled: int) -> None:
+        num_members = self._group.size
+        self._num_rows = num_rows
+        self.tiled = num_members > 1 and num_rows >= self._tile * num_members
+        self._row_ranges = ranges(num_rows, [1] * num_members)
 
     def scatter(self, x_TD: Tensor) -> Tensor:
         if not self.tiled:
             return x_TD
-        start, end = self._bounds[self._group.member]
+        start, end = self._row_ranges[self._group.member]
         return x_TD[start:end]
 
     def enter_block(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
         if not self.tiled:
             return x_tD
-        made = gather(self._group, x_tD, self._bounds, products)
-        return Products(self._rows, dict(zip(products, made)))
+        outputs = gather(self._group, x_tD, self._row_ranges, products)
+        return Products(self._num_rows, dict(zip(products, outputs)))
 
     def leave_block(self, x_TN: Tensor, product: Product) -> Tensor:
         if not self.tiled:
             return super().leave_block(x_TN, product)
-        return reduce(self._group, x_TN, self._bounds, product, self._hidden)
+        return reduce(self._group, x_TN, self._row_ranges, product, self._row_width)
 
     def gather(self, x_tD: Tensor) -> Tensor:
         if not self.tiled:
             return x_tD
-        return gather(self._group, x_tD, self._bounds, [lambda tile: tile])[0]
+        [x_TD] = gather(self._group, x_tD, self._row_ranges, [lambda tile: tile])
+        return x_TD
 
 
 MakeComm = Callable[[Group, int], Comm]  # from a group and the width of a row

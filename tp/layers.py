@@ -19,8 +19,8 @@ from model.rotary import Rotation
 from tp.comm import Comm, Products
 from tp.shares import Share
 
-INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products at the beginning of a block
-OUT = ("o_proj", "down_proj")  # products at the end of a block
+FIRST_PRODUCTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # at the beginning of a block
+LAST_PRODUCTS = ("o_proj", "down_proj")  # at the end of a block
 
 
 class ColumnParallel(nn.Module):
@@ -48,12 +48,12 @@ class RowParallel(nn.Module):
 class ZeroProduct(nn.Module):
     """The product of a member without a share of it: zeros."""
 
-    def __init__(self, outputs: int) -> None:
+    def __init__(self, num_outputs: int) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.num_outputs = num_outputs
 
     def forward(self, x_TN: Tensor) -> Tensor:
-        return x_TN.new_zeros(len(x_TN), self.outputs)
+        return x_TN.new_zeros(len(x_TN), self.num_outputs)
 
 
 class Summed(nn.Module):
@@ -61,20 +61,20 @@ class Summed(nn.Module):
 
     def __init__(self, experts: nn.Module, comm: Comm) -> None:
         super().__init__()
-        self.experts, self.rows, self.comm = experts, nn.Identity(), comm
+        self.experts, self.row_product, self.comm = experts, nn.Identity(), comm
 
     def forward(self, x: Any) -> Tensor:
-        x_TD = x.of(self.rows) if isinstance(x, Products) else x
+        x_TD = x.of(self.row_product) if isinstance(x, Products) else x
         return self.comm.leave_block(x_TD, self.experts)
 
 
 class Idle(nn.Module):
     """The attention of a member without heads, or the MLP of one without columns: it only takes part in the sums."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, row_width: int) -> None:
         super().__init__()
         self.up_proj = ZeroProduct(0)
-        self.down_proj = ZeroProduct(hidden)
+        self.down_proj = ZeroProduct(row_width)
 
     def forward(self, x: Any, *_: Any) -> Any:
         return self.down_proj(self.up_proj(x))
@@ -91,53 +91,60 @@ class TPLayer(nn.Module):
         self.after_attention, self.after_mlp, self.add = layer.after_attention, layer.after_mlp, layer.add
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
-        self.into_attention = self._join(self.self_attn)
+
+        self.attention_products = self._parallelize(self.self_attn)
         if isinstance(layer.mlp, Experts):
             self.mlp = summed = Summed(layer.mlp, comm)
-            self.into_mlp: list[nn.Module] = [summed.rows]
+            self.mlp_products: list[nn.Module] = [summed.row_product]
         else:
-            self.into_mlp = self._join(self.mlp)
+            self.mlp_products = self._parallelize(self.mlp)
 
-    def _join(self, block: nn.Module) -> list[nn.Module]:
+    def _parallelize(self, block: nn.Module) -> list[nn.Module]:
         """Make the products at both ends of a block parallel; return those at its beginning."""
-        into = [name for name in INTO if getattr(block, name, None) is not None]
-        products: list[nn.Module] = [getattr(block, name) for name in into]
+        first_names = [name for name in FIRST_PRODUCTS if getattr(block, name, None) is not None]
+        first_products: list[nn.Module] = [getattr(block, name) for name in first_names]
         if self.comm.gathers:
             block.fused_product = None  # type: ignore[assignment]
-            for name, product in zip(into, products):
+            for name, product in zip(first_names, first_products):
                 setattr(block, name, ColumnParallel(product))
-        for name in OUT:
+
+        for name in LAST_PRODUCTS:
             if hasattr(block, name):
                 setattr(block, name, RowParallel(getattr(block, name), self.comm))
-        return products
+        return first_products
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
-        x = self.input_layernorm(x_TD)
+        # attention
+        block_input = self.input_layernorm(x_TD)
         if self.opens:
             x_tD = self.comm.scatter(x_TD)
         else:
-            x_tD, x = x_TD, self.comm.enter_block(x, self.into_attention)
-        made_tD = self.self_attn(x, rotation, cache, layer)
-        x_tD = self.add(x_tD, self.after_attention(made_tD))
-        x = self.comm.enter_block(self.post_attention_layernorm(x_tD), self.into_mlp)
-        return self.add(x_tD, self.after_mlp(self.mlp(x)))
+            x_tD, block_input = x_TD, self.comm.enter_block(block_input, self.attention_products)
+        attention_tD = self.self_attn(block_input, rotation, cache, layer)
+        x_tD = self.add(x_tD, self.after_attention(attention_tD))
+
+        # MLP
+        block_input = self.comm.enter_block(self.post_attention_layernorm(x_tD), self.mlp_products)
+        mlp_tD = self.mlp(block_input)
+        return self.add(x_tD, self.after_mlp(mlp_tD))
 
 
 def empty_slice(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
     """Return the layers [first, last) of one member, without memory; cut tensors (`share.cut`) will fill them."""
-    own = share.sizes(c)
+    member_config = share.sizes(c)
     # a module needs at least one head and one column; blocks without any are replaced below
-    least = {name: max(1, getattr(own, name)) for name in ("heads", "kv_heads", "intermediate")}
-    body = Slice(replace(own, **least), first, last)
-    body.config = own
-    blocks = (("self_attn", "o_proj", own.heads), ("mlp", "down_proj", own.intermediate))
+    min_sizes = {name: max(1, getattr(member_config, name)) for name in ("heads", "kv_heads", "intermediate")}
+    body = Slice(replace(member_config, **min_sizes), first, last)
+    body.config = member_config
+
+    blocks = (("self_attn", "o_proj", member_config.heads), ("mlp", "down_proj", member_config.intermediate))
     for layer in body.layers.values():
-        for (block, out, held), biased in zip(blocks, share.biased):
-            if not held:
-                setattr(layer, block, Idle(c.hidden))
-            elif not biased:
-                for name, product in layer.get_submodule(block).named_modules():
-                    if name.endswith(out):
+        for (block_name, last_product, size), adds_bias in zip(blocks, share.biased):
+            if not size:
+                setattr(layer, block_name, Idle(c.hidden))
+            elif not adds_bias:
+                for name, product in layer.get_submodule(block_name).named_modules():
+                    if name.endswith(last_product):
                         setattr(product, "bias", None)  # noqa: B010
     return body
 
@@ -150,10 +157,10 @@ class ShardedSlice:
 
     def __init__(self, body: Slice, comm: Comm) -> None:
         self.body, self.comm = body, comm
-        self._first = int(next(iter(body.layers)))
+        self._first_layer = int(next(iter(body.layers)))
         for number, layer in body.layers.items():
             assert isinstance(layer, Layer), f"layer {number} is a {type(layer).__name__}: it was sharded before"
-            body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
+            body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first_layer)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inner: dict[int, Tensor] | None = None,
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor:
@@ -161,6 +168,6 @@ class ShardedSlice:
         out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))
         if inner:
             # the first layer's input has all rows already; all members gather the others in the same order
-            for number in sorted(set(inner) - {self._first}):
+            for number in sorted(set(inner) - {self._first_layer}):
                 inner[number] = self.comm.gather(inner[number])
         return out_TD

@@ -27,19 +27,23 @@ class Placement:
     reports: bool = False  # whether stages report inner features to rank 0
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int, copies: int = 1, reports: bool = False) -> Placement:
-        """Return the placement of `copies` of a model; stage i has `stages[i]` layers, which `tp` ranks share.
+    def of(layer_counts: Sequence[int], group_size: int, copies: int = 1, reports: bool = False) -> Placement:
+        """Return the placement of `copies` of a model; stage i has `layer_counts[i]` layers and `group_size` ranks.
 
         If there is only one stage, rank 0 is one of its ranks. Otherwise rank 0 is a stage of its own, which all copies
         of the others share.
         """
-        found = placements(stages, tp)
-        leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
-        root, *others = leaders
-        copied = len(found) - 1
-        assert copies == 1 or others, "rank 0 holds the model, so there is nothing to copy"
-        rings = [[root, *(rank + copied * copy for rank in others)] for copy in range(copies)]
-        return Placement(rings, len(found) + (copies - 1) * copied, reports)
+        one_copy = placements(layer_counts, group_size)
+        leaders = [rank for rank, (_, member) in enumerate(one_copy) if member == 0]
+        root, *other_leaders = leaders
+        assert copies == 1 or other_leaders, "rank 0 holds the model, so there is nothing to copy"
+
+        num_copied = len(one_copy) - 1  # all ranks of a copy but rank 0
+        rings = []
+        for copy in range(copies):
+            rank_offset = num_copied * copy
+            rings.append([root, *(rank_offset + leader for leader in other_leaders)])
+        return Placement(rings, 1 + copies * num_copied, reports)
 
     @property
     def root(self) -> int:
@@ -52,12 +56,12 @@ class Placement:
 
     def group(self, rank: int) -> range:
         """Return the ranks of a rank's group, the leader first."""
-        ranks = range(self.world)
-        assert rank in ranks, f"there is no rank {rank} among {self.world}"
-        leaders = self.leaders
-        after = bisect(leaders, rank)
-        ends = [*leaders, self.world]
-        return range(leaders[after - 1], ends[after])
+        all_ranks = range(self.world)
+        assert rank in all_ranks, f"there is no rank {rank} among {self.world}"
+        group_starts = self.leaders
+        next_group = bisect(group_starts, rank)
+        group_ends = [*group_starts, self.world]
+        return range(group_starts[next_group - 1], group_ends[next_group])
 
     @property
     def groups(self) -> list[range]:
@@ -78,8 +82,8 @@ class Placement:
 
     def reached(self, rank: int) -> list[Peers]:
         """Return the peers of all links of a rank."""
-        fan = self.fan(rank)
-        return [*self.peers(rank), *([fan] if fan else [])]
+        ring_peers, member_peers = self.peers(rank), self.fan(rank)
+        return [*ring_peers, member_peers] if member_peers else ring_peers
 
     def fan(self, rank: int) -> Peers | None:
         """Return the members to which a leader forwards messages; None for other ranks."""
@@ -90,12 +94,12 @@ class Placement:
 def _neighbours(ring: Sequence[int], rank: int) -> Peers:
     if len(ring) == 1:
         return Peers(None, ())
-    root, *others = ring
-    place = ring.index(rank)
-    before, after = ring[place - 1], ring[(place + 1) % len(ring)]
+    root, *other_leaders = ring
+    position = ring.index(rank)
+    previous_rank, next_rank = ring[position - 1], ring[(position + 1) % len(ring)]
     if rank == root:
-        return Peers(before, [after], others)
-    return Peers(before, [after], root_rank=root)
+        return Peers(previous_rank, [next_rank], other_leaders)
+    return Peers(previous_rank, [next_rank], root_rank=root)
 
 
 class Loop:
@@ -104,30 +108,32 @@ class Loop:
     The stage computes during `send`, so the answer is available at once.
     """
 
-    def __init__(self, stage: Stage, fan: Any) -> None:
-        self._stage, self._fan = stage, fan
-        self._answers: deque[Message] = deque()
+    def __init__(self, stage: Stage, member_link: Any) -> None:
+        self._stage, self._member_link = stage, member_link
+        self._unread_answers: deque[Message] = deque()
 
     @property
     def ready(self) -> bool:
-        return bool(self._answers)
+        return bool(self._unread_answers)
 
     def send(self, msg: Message) -> None:
-        if self._fan is not None:
-            self._fan.send(msg)
+        if self._member_link is not None:
+            self._member_link.send(msg)
+
         try:
             answer = self._stage.apply(msg)
         except BaseException as error:
-            if self._fan is not None:  # the members wait in the middle of the stage, where no message reaches them
-                self._fan.fail(PeerLost(f"rank 0 failed: {explain(error)}"))
+            if self._member_link is not None:  # members wait in the middle of the stage, where no message reaches them
+                self._member_link.fail(PeerLost(f"rank 0 failed: {explain(error)}"))
             raise
+
         if answer is not None:
-            self._answers.append(answer)
+            self._unread_answers.append(answer)
 
     broadcast = send
 
     def recv(self) -> Message:
-        return self._answers.popleft()
+        return self._unread_answers.popleft()
 
     def rest(self, until: float) -> None:
         """Do nothing: every answer is available when `send` returns."""
@@ -139,8 +145,8 @@ class Loop:
 class ForwardingLink:
     """A leader's link in the ring; it forwards messages to the members in the order in which it hands them out."""
 
-    def __init__(self, link: StageLink, fan: Link) -> None:
-        self._link, self._fan = link, fan
+    def __init__(self, link: StageLink, member_link: Link) -> None:
+        self._link, self._member_link = link, member_link
         self.send, self.broadcast, self.report = link.send, link.broadcast, link.report
 
     @property
@@ -149,11 +155,11 @@ class ForwardingLink:
 
     def recv(self) -> Message:
         msg = self._link.recv()
-        self._fan.send(msg)
+        self._member_link.send(msg)
         return msg
 
     def urgent(self) -> Prune | None:
         prune = self._link.urgent()
         if prune is not None:
-            self._fan.send(prune)
+            self._member_link.send(prune)
         return prune

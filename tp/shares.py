@@ -20,8 +20,8 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import HEAD
 
-PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm per head
-ALIGNED = 64  # columns per block of a cut, if there are many, for kernels and quantized weights
+PRODUCT_NAME = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm per head
+BLOCK_COLUMNS = 64  # columns per block of a cut, if there are many, for kernels and quantized weights
 Span = Tuple[int, int]
 Heads = Tuple[Span, Tuple[int, ...]]  # query heads of one member, and their key/value heads
 
@@ -42,31 +42,36 @@ class Share:
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
         """Return the configuration of a model with only these heads and columns."""
-        heads, columns = _length(self.heads), _length(self.columns)
-        return replace(c, heads=heads, kv_heads=len(self.kv), intermediate=columns)
+        num_heads, num_columns = _span_length(self.heads), _span_length(self.columns)
+        return replace(c, heads=num_heads, kv_heads=len(self.kv), intermediate=num_columns)
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
         """Return the cut of the model's tensor `name` for this member; None if the member holds nothing of it."""
         if name.endswith(".self_attn.sinks"):
-            return Cut(0, (self.heads,)) if _length(self.heads) else None
-        product = PRODUCT.search(name)
-        if not product:
+            return Cut(0, (self.heads,)) if _span_length(self.heads) else None
+        name_match = PRODUCT_NAME.search(name)
+        if not name_match:
             return Cut(0)
-        block, kind, parameter = product.groups()
-        attention = block == "self_attn"
-        own = _scaled(self.heads, head_dim) if attention else self.columns
-        if not _length(own):
+
+        block, module, parameter = name_match.groups()
+        in_attention = block == "self_attn"
+        member_span = _scaled(self.heads, head_dim) if in_attention else self.columns
+        if not _span_length(member_span):
             return None
-        if kind in ("q_norm", "k_norm", "router"):
+
+        if module in ("q_norm", "k_norm", "router"):
             return Cut(0)
-        if kind in ("k_proj", "v_proj"):
-            heads = ((head, head + 1) for head in self.kv)
-            return Cut(0, tuple(_scaled(head, head_dim) for head in heads))
-        if kind not in ("o_proj", "down_proj"):
-            return Cut(0, (own,))
+        if module in ("k_proj", "v_proj"):
+            head_spans = ((head, head + 1) for head in self.kv)
+            return Cut(0, tuple(_scaled(head_span, head_dim) for head_span in head_spans))
+        if module not in ("o_proj", "down_proj"):
+            return Cut(0, (member_span,))
+
         if parameter == "weight":
-            return Cut(1, (own,))
-        return Cut(0) if self.biased[0 if attention else 1] else None
+            return Cut(1, (member_span,))
+        attention_bias, mlp_bias = self.biased
+        adds_bias = attention_bias if in_attention else mlp_bias
+        return Cut(0) if adds_bias else None
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,13 @@ class Cut:
     dim: int
     spans: tuple[Span, ...] | None = None
 
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a tensor of shape `whole` after the cut."""
+    def shape(self, whole_shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a tensor of shape `whole_shape` after the cut."""
         if self.spans is None:
-            return tuple(whole)
-        left = list(whole)
-        left[self.dim] = sum(map(_length, self.spans))
-        return tuple(left)
+            return tuple(whole_shape)
+        cut_shape = list(whole_shape)
+        cut_shape[self.dim] = sum(map(_span_length, self.spans))
+        return tuple(cut_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Cut a tensor; without spans return it unchanged."""
@@ -92,15 +97,15 @@ class Cut:
         return torch.cat(pieces, self.dim)
 
     def put(self, piece: Tensor, whole: Tensor) -> None:
-        """Copy a cut piece to its place in the whole tensor."""
-        place = 0
+        """Copy a cut piece into the whole tensor."""
+        piece_start = 0
         for start, end in self.spans or ():
-            span = piece.narrow(self.dim, place, end - start)
-            whole.narrow(self.dim, start, end - start).copy_(span)
-            place += end - start
+            length = end - start
+            whole.narrow(self.dim, start, length).copy_(piece.narrow(self.dim, piece_start, length))
+            piece_start += length
 
 
-def _length(span: Span) -> int:
+def _span_length(span: Span) -> int:
     start, end = span
     return end - start
 
@@ -112,25 +117,32 @@ def _scaled(span: Span, unit: int) -> Span:
 
 def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
     """Divide [0, `count`) into consecutive spans, whose lengths are proportional to `speeds` to within one."""
-    total, above, ends = sum(speeds), 0.0, [0]
+    total_speed, speed_so_far = sum(speeds), 0.0
+    bounds = [0]
     for speed in speeds:
-        above += speed
-        ends.append(min(count, math.floor(count * above / total + 0.5)))
-    return list(zip(ends, ends[1:]))
+        speed_so_far += speed
+        rounded_bound = math.floor(count * speed_so_far / total_speed + 0.5)
+        bounds.append(min(count, rounded_bound))
+    return list(zip(bounds, bounds[1:]))
 
 
 def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
     """Return the share of every member of a group, in proportion to the members' `speeds`."""
-    heads, columns = _split_heads(c, speeds), _split_columns(c.intermediate, speeds)
-    attends = _first([own for own, _ in heads])
-    computes = _first(columns)
-    return [Share(own, kv, span, (member == attends, member == computes))
-            for member, ((own, kv), span) in enumerate(zip(heads, columns))]
+    member_heads = _split_heads(c, speeds)
+    member_columns = _split_columns(c.intermediate, speeds)
+    attention_bias_member = _bias_member([query_heads for query_heads, _ in member_heads])
+    mlp_bias_member = _bias_member(member_columns)
+
+    member_shares = []
+    for member, ((query_heads, kv_heads), columns) in enumerate(zip(member_heads, member_columns)):
+        adds_bias = member == attention_bias_member, member == mlp_bias_member
+        member_shares.append(Share(query_heads, kv_heads, columns, adds_bias))
+    return member_shares
 
 
-def _first(spans: Sequence[Span]) -> int:
-    """Return the first member with a non-empty span; it adds the bias."""
-    return next(member for member, span in enumerate(spans) if _length(span))
+def _bias_member(spans: Sequence[Span]) -> int:
+    """Return the member that adds the bias: the first one with a non-empty span."""
+    return next(member for member, span in enumerate(spans) if _span_length(span))
 
 
 def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
@@ -138,45 +150,48 @@ def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
 
     Query heads that share a key/value head stay together if that minimizes the time of the slowest member.
     """
-    group = c.heads // c.kv_heads
+    heads_per_kv = c.heads // c.kv_heads
 
     def split(unit: int) -> list[Heads]:
+        """Divide the query heads, in units of `unit` heads."""
         spans = [_scaled(span, unit) for span in ranges(c.heads // unit, speeds)]
-        return [(span, _kv_heads(span, group)) for span in spans]
+        return [(span, _kv_heads(span, heads_per_kv)) for span in spans]
 
-    def slowest(plan: list[Heads]) -> float:
-        loads = [_length(span) + len(kv) for span, kv in plan]
-        return max(load / speed for load, speed in zip(loads, speeds))
+    def slowest_time(member_heads: list[Heads]) -> float:
+        head_counts = [_span_length(span) + len(kv_heads) for span, kv_heads in member_heads]
+        return max(head_count / speed for head_count, speed in zip(head_counts, speeds))
 
-    units = [unit for unit in range(group, 0, -1) if group % unit == 0]
-    return min(map(split, units), key=slowest)
+    units = [unit for unit in range(heads_per_kv, 0, -1) if heads_per_kv % unit == 0]
+    return min(map(split, units), key=slowest_time)
 
 
-def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
-    """Return the key/value heads of a span of query heads, one per run of equal length; `group` heads share one."""
-    needed = [head // group for head in range(*span)]
-    runs = Counter(needed).values()
-    length = reduce(math.gcd, runs, 0)
-    return tuple(needed[::length]) if length else ()
+def _kv_heads(span: Span, heads_per_kv: int) -> tuple[int, ...]:
+    """Return the key/value heads of a span of query heads, one per run of equal length; `heads_per_kv` share one."""
+    kv_of_heads = [head // heads_per_kv for head in range(*span)]
+    run_lengths = Counter(kv_of_heads).values()
+    common_length = reduce(math.gcd, run_lengths, 0)
+    return tuple(kv_of_heads[::common_length]) if common_length else ()
 
 
 def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
-    """Return the MLP columns of every member, in blocks of `ALIGNED` if each member gets several blocks."""
-    unit = ALIGNED if count >= 8 * ALIGNED * len(speeds) else 1
-    blocks = ranges(math.ceil(count / unit), speeds)
-    spans = [_scaled(block, unit) for block in blocks]
+    """Return the MLP columns of every member, in blocks of `BLOCK_COLUMNS` if each member gets several blocks."""
+    has_many = count >= 8 * BLOCK_COLUMNS * len(speeds)
+    unit = BLOCK_COLUMNS if has_many else 1
+    block_ranges = ranges(math.ceil(count / unit), speeds)
+    spans = [_scaled(block_range, unit) for block_range in block_ranges]
     return [(min(start, count), min(end, count)) for start, end in spans]  # the last block may be cut short
 
 
-def held(names: Mapping[str, str], c: LlamaConfig,
+def member_tensors(names: Mapping[str, str], c: LlamaConfig,
          speeds: Sequence[float], member: int) -> dict[str, str]:
     """Return the tensors of a stage of which a member holds a part: name in the stage -> name in the checkpoint.
 
     Only the first member has the LM head, which is not sharded.
     """
     share = shares(c, speeds)[member]
-    own = [name for name in names if share.cut(name, c.head_dim)]
-    return {name: names[name] for name in own if name != HEAD or member == 0}
+    has_head = member == 0
+    shared_names = [name for name in names if share.cut(name, c.head_dim)]
+    return {name: names[name] for name in shared_names if name != HEAD or has_head}
 
 
 class ShardedSource(Checkpoint):
@@ -193,8 +208,8 @@ class ShardedSource(Checkpoint):
         return cut
 
     def form(self, name: str) -> TensorForm:
-        whole = self._whole.form(name)
-        return TensorForm(whole.dtype, self._cut(name).shape(whole.shape))
+        whole_form = self._whole.form(name)
+        return TensorForm(whole_form.dtype, self._cut(name).shape(whole_form.shape))
 
     def stored_form(self, name: str) -> TensorForm:
         return self.form(name)
@@ -202,8 +217,8 @@ class ShardedSource(Checkpoint):
     def names(self) -> list[str]:
         return self._whole.names()
 
-    def place(self, name: str) -> Path:
-        return self._whole.place(name)
+    def tensor_path(self, name: str) -> Path:
+        return self._whole.tensor_path(name)
 
     def read(self, name: str) -> Tensor:
         return self._cut(name)(self._whole.read(name)).contiguous()
@@ -225,8 +240,8 @@ class Joined(Checkpoint):
         return list(dict.fromkeys(name for member in self._members for name in member.names()))
 
     def form(self, name: str) -> TensorForm:
-        whole = self.read(name)
-        return TensorForm(whole.dtype, tuple(whole.shape))
+        tensor = self.read(name)
+        return TensorForm(tensor.dtype, tuple(tensor.shape))
 
     def read(self, name: str) -> Tensor:
         pieces: list[tuple[Cut, Tensor]] = []
@@ -234,12 +249,14 @@ class Joined(Checkpoint):
             cut = share.cut(name, self._head_dim)
             if cut and name in source.names():
                 pieces.append((cut, source.read(name)))
-        first, piece = pieces[0]
-        if first.spans is None:
-            return piece
-        shape = list(piece.shape)
-        shape[first.dim] = max(end for cut, _ in pieces for _, end in cut.spans or ())
-        whole = piece.new_empty(shape)
+
+        first_cut, first_piece = pieces[0]
+        if first_cut.spans is None:
+            return first_piece
+        whole_shape = list(first_piece.shape)
+        whole_shape[first_cut.dim] = max(end for cut, _ in pieces for _, end in cut.spans or ())
+
+        whole = first_piece.new_empty(whole_shape)
         for cut, piece in pieces:
             cut.put(piece, whole)
         return whole

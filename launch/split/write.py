@@ -42,7 +42,7 @@ from model.weights.parts import (
 from model.weights.quant import STORED, Recast, probe
 from model.weights.split import placements, span
 from model.weights.unfold import Unfolded
-from tp.shares import ShardedSource, held
+from tp.shares import ShardedSource, member_tensors
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # types of a head's maps between vocabularies
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
@@ -149,7 +149,7 @@ def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | Non
     whole = assign(source.names(), counts, sizes.tied, borrows)
     parts = []
     for stage, member in placements(counts, ranks):
-        parts.append(held(whole[stage], sizes, layout.shares, member))
+        parts.append(member_tensors(whole[stage], sizes, layout.shares, member))
     split_id = identify(source, head, counts, layout)
     return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
 

@@ -296,7 +296,7 @@ class Checkpoint:
         """Return the form of a tensor's data: of its blocks, if it has any."""
         return self._locations[name].stored
 
-    def place(self, name: str) -> Path:
+    def tensor_path(self, name: str) -> Path:
         """Return the file that holds a tensor."""
         return self._locations[name].path
 
@@ -343,7 +343,7 @@ class Checkpoint:
             for block in tensor.reshape(-1).split(BLOCK):  # so that the whole tensor needs no memory a second time
                 wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 has no aminmax of halves
                 if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
-                    raise ValueError(f"{name} in {self.place(name)} is not finite (NaN or infinity); "
+                    raise ValueError(f"{name} in {self.tensor_path(name)} is not finite (NaN or infinity); "
                                      f"download the model again, or take another")
         return tensor
 

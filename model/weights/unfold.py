@@ -101,8 +101,8 @@ class Unfolded(Checkpoint):
         stored = super().stored_form(view.theirs[0])
         return TensorForm(stored.dtype, (view.form.shape[0], *stored.shape[1:]))
 
-    def place(self, name: str) -> Path:
-        return super().place(self._views[name].theirs[0])
+    def tensor_path(self, name: str) -> Path:
+        return super().tensor_path(self._views[name].theirs[0])
 
     def read(self, name: str) -> Tensor:
         view = self._views[name]
