@@ -19,11 +19,11 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "model": 63_182,
     "pipeline": 21_460,
     "cluster": 20_486,
-    "tp": 5_867,
+    "tp": 5_890,
     "sim": 7_753,
     "launch": 40_711,
     "eval": 48_451,
-    "serve": 20_496,
+    "serve": 20_591,
     "eval/dsi": 16_605,
     "eval/flowspec": 2_212,
     "eval/load": 2_548,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.286
-BLANK_SHARE = 0.098
-EMPTY_COUNT = 257
+COMPOUND_SHARE = 0.309
+BLANK_SHARE = 0.102
+EMPTY_COUNT = 130
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
