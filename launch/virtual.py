@@ -16,7 +16,7 @@ from launch.wiring import Rank, Wires
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Part, Paths
-from sim.stages import Held, Work, work_of
+from sim.stages import StageShare, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.shares import Joined
 
@@ -77,4 +77,4 @@ def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
     largest_share = max(speeds) / sum(speeds)
     is_tiled = leader.config.comm == "galaxy"
     ranks = [member.part.rank for member in group]
-    return work_of(profile, Held(ranks, layer_share, num_kept_features, largest_share, is_tiled, leader.reports))
+    return work_of(profile, StageShare(ranks, layer_share, num_kept_features, largest_share, is_tiled, leader.reports))

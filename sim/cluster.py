@@ -22,8 +22,8 @@ from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
 from sim.wires import ModelledWire, note
 
-Arrive = Callable[[Message, float], None]  # is called with a message and the time
-Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
+SendAt = Callable[[Message, float], None]  # sends or receives a message at a time
+TargetOutputs = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, inner features [T, D * inner]
 
 
 class Answers(Protocol):
@@ -41,7 +41,7 @@ class Answers(Protocol):
     def after(self, path: int, token: int) -> int:
         """Return the number of the path with one more token."""
 
-    def outputs(self, paths: Sequence[int]) -> Said:
+    def outputs(self, paths: Sequence[int]) -> TargetOutputs:
         """Return the target's outputs at the end of each path."""
 
 
@@ -55,141 +55,150 @@ class Cluster:
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
                  traces: Sequence[NoTrace]) -> None:
         self.profile, self._clock = profile, clock
-        self._alone = len(traces) == 1
+        self._is_one_rank = len(traces) == 1
+
+        # events and messages
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._order = count()
+        self._event_numbers = count()
         self._inbox: deque[Message] = deque()
-        self._paths, self._memory = paths, Memory(paths)
+        self._paths, self._node_paths = paths, NodePaths(paths)
+
+        # rings
         self._wires: list[ModelledWire] = []
-        self._trace = traces[0]
-        of_stages = iter(traces[1:] or traces)
+        self._root_trace = traces[0]
+        stage_traces = iter(traces[1:] or traces)
         self.links: list[RingLink] = []
         for works in rings:
-            own_traces = [next(of_stages) for _ in works]
-            self.links.append(self._ring(works, own_traces))
+            ring_traces = [next(stage_traces) for _ in works]
+            self.links.append(self._make_ring(works, ring_traces))
 
-    def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> RingLink:
-        """Create the stages of one ring; return rank 0's link to them."""
-        ranks = [0, *(work.rank for work in works)]
-        back = self._wire(ranks[-1], 0)
-        send = self._onward(self._arrive, traces[-1], back)
+    def _make_ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> RingLink:
+        """Create the stages of one ring, the last one first; return rank 0's link to them."""
+        sender_ranks = [0, *(work.rank for work in works)]
+        sender_traces = [self._root_trace, *traces]
+        last_wire = self._make_wire(sender_ranks[-1], 0)
+        send = self._sender(self._receive, sender_traces[-1], last_wire)
+
         stages: list[VirtualStage] = []
-        steps = list(zip(works, traces, [self._trace, *traces], ranks))
-        for work, trace, before, rank in reversed(steps):
-            report = self._onward(self._arrive, trace, self._wire(work.rank, 0))
+        for work, trace, sender_trace, sender_rank in reversed(list(zip(works, traces, sender_traces, sender_ranks))):
+            report = self._sender(self._receive, trace, self._make_wire(work.rank, 0))
             stage = VirtualStage(self.at, work, send, report, trace)
             stages.append(stage)
-            send = self._onward(stage.hear, before, self._wire(rank, work.rank))
-        controls = [self._wire(0, work.rank) for work in reversed(works)]
-        return RingLink(self, send, list(zip(stages, controls)))
+            send = self._sender(stage.hear, sender_trace, self._make_wire(sender_rank, work.rank))
 
-    def _wire(self, sender: int, receiver: int) -> ModelledWire:
+        control_wires = [self._make_wire(0, work.rank) for work in reversed(works)]
+        return RingLink(self, send, list(zip(stages, control_wires)))
+
+    def _make_wire(self, sender: int, receiver: int) -> ModelledWire:
         wire = ModelledWire(self.profile.link(sender, receiver))
         self._wires.append(wire)
         return wire
 
-    def restart(self, same: bool) -> None:
+    def restart(self, same_prompt: bool) -> None:
         """Reset to the state at the start, at a whole second, so that times repeat bit for bit; no request may be open.
 
         The target's outputs are computed again, since their last bits depend on the rows that are computed together.
-        They are kept for the `same` question with a deferred look-up, since its rows are equal.
+        They are kept for the `same_prompt` with a deferred look-up, since its rows are equal.
         """
         self._clock.even()
-        if not (same and self._memory.deferred):
+        keeps_outputs = same_prompt and self._node_paths.is_deferred
+        if not keeps_outputs:
             self._paths.clear()
         for wire in self._wires:
             wire.restart()
 
-    def defer(self) -> Callable[[Sequence[int]], Said]:
+    def defer(self) -> Callable[[Sequence[int]], TargetOutputs]:
         """Let segments return with path numbers `[T, 1]`; return the function that looks up the outputs of paths."""
-        self._memory.deferred = True
+        self._node_paths.is_deferred = True
         return self._paths.outputs
 
     # --- rank 0 -------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        self._happen(self._clock.now())
+        self._run_events(self._clock.now())
         return bool(self._inbox)
 
-    def send(self, msg: Message, leave: Arrive) -> None:
-        """Send a message over the wire `leave`."""
+    def send(self, msg: Message, send_at: SendAt) -> None:
+        """Send a message now, by `send_at`."""
         for segment in segments_of(msg):
-            self._memory.learn(segment)
+            self._node_paths.learn(segment)
         if isinstance(msg, Start):
-            self._memory.start(msg)
-        leave(msg, self._clock.now())
-        while self._alone and not self._inbox:
-            self._happen_next()
+            self._node_paths.start(msg)
+
+        send_at(msg, self._clock.now())
+        while self._is_one_rank and not self._inbox:
+            self._advance_to_next_event()
 
     def recv(self) -> Message:
         self.rest(float("inf"))
         msg = self._inbox.popleft()
-        if segments := segments_of(msg):
-            return joined([self._memory.answered(segment) for segment in segments])
+        segments = segments_of(msg)
+        if segments:
+            return joined([self._node_paths.with_outputs(segment) for segment in segments])
         if isinstance(msg, Features):
-            return self._memory.known(msg)
+            return self._node_paths.with_inner_inputs(msg)
         if isinstance(msg, Reset) and msg.last == NOBODY:
-            self._memory.forget(msg.request)
+            self._node_paths.forget(msg.request)
         return msg
 
     def rest(self, until: float) -> None:
         """Advance the clock until a message has arrived, or until this time."""
-        self._happen(self._clock.now())
+        self._run_events(self._clock.now())
         while not self._inbox and self._events and self._events[0][0] <= until:
-            self._happen_next()
+            self._advance_to_next_event()
         if not self._inbox:
             assert until < float("inf"), "rank 0 waits for a message that no stage will send"
             self._clock.sleep_until(until)
 
     def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
         """Send a message over the control wire of each stage."""
-        now = latest = self._clock.now()
-        for stage, control in reversed(stages):
-            arrival = now if self._alone else control.arrival(msg, now)
-            latest = max(latest, arrival)
+        now = last_arrival = self._clock.now()
+        for stage, control_wire in reversed(stages):
+            arrival = now if self._is_one_rank else control_wire.arrival(msg, now)
+            last_arrival = max(last_arrival, arrival)
             self.at(arrival, partial(stage.hear, msg))
-        self._note(self._trace, msg, now, latest)
+        self._note(self._root_trace, msg, now, last_arrival)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def at(self, moment: float, event: Callable[[float], None]) -> None:
         """Schedule `event`, which is called with this time when the clock reaches it."""
-        heapq.heappush(self._events, (moment, next(self._order), event))
+        heapq.heappush(self._events, (moment, next(self._event_numbers), event))
 
-    def _happen(self, until: float) -> None:
+    def _run_events(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
             moment, _, event = heapq.heappop(self._events)
             event(moment)
 
-    def _happen_next(self) -> None:
+    def _advance_to_next_event(self) -> None:
         self._clock.sleep_until(self._events[0][0])
-        self._happen(self._clock.now())
+        self._run_events(self._clock.now())
 
-    def _onward(self, arrive: Arrive, trace: NoTrace, wire: ModelledWire) -> Arrive:
-        """Return a function that sends messages over a wire to `arrive`; `trace` is the sender's."""
-        def send(msg: Message, now: float) -> None:
-            arrival = now if self._alone else wire.arrival(msg, now)
+    def _sender(self, receive: SendAt, trace: NoTrace, wire: ModelledWire) -> SendAt:
+        """Return a function that sends messages over a wire to `receive`; `trace` is the sender's."""
+        def send_at(msg: Message, now: float) -> None:
+            arrival = now if self._is_one_rank else wire.arrival(msg, now)
             self._note(trace, msg, now, arrival)
-            self.at(arrival, partial(arrive, msg))
+            self.at(arrival, partial(receive, msg))
 
-        return send
+        return send_at
 
-    def _arrive(self, msg: Message, now: float) -> None:
+    def _receive(self, msg: Message, now: float) -> None:
         """Put a message that came back to rank 0 into its inbox."""
-        self._trace.note("recv", now, now, **facts_of(msg))
+        self._root_trace.note("recv", now, now, **facts_of(msg))
         self._inbox.append(msg)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
-        note(trace, msg, None if self._alone else self.profile, since, until)
+        note(trace, msg, None if self._is_one_rank else self.profile, since, until)
 
 
 class RingLink:
     """Rank 0's link to one ring of a cluster; it receives messages from all rings."""
 
-    def __init__(self, cluster: Cluster, leave: Arrive,
+    def __init__(self, cluster: Cluster, send_at: SendAt,
                  stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
-        self._cluster, self._leave, self._stages = cluster, leave, stages
+        self._cluster, self._send_at, self._stages = cluster, send_at, stages
         self.recv, self.rest, self.defer = cluster.recv, cluster.rest, cluster.defer
 
     @property
@@ -197,7 +206,7 @@ class RingLink:
         return self._cluster.ready
 
     def send(self, msg: Message) -> None:
-        self._cluster.send(msg, self._leave)
+        self._cluster.send(msg, self._send_at)
 
     def broadcast(self, msg: Message) -> None:
         self._cluster.broadcast(msg, self._stages)
@@ -206,49 +215,52 @@ class RingLink:
         return None
 
 
-class Memory:
+class NodePaths:
     """The number of the path of each sent node."""
 
     def __init__(self, paths: Answers) -> None:
         self._paths = paths
-        self.deferred = False  # whether rank 0 looks up the target's outputs itself
-        self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
+        self.is_deferred = False  # whether rank 0 looks up the target's outputs itself
+        self._path_of: dict[int, dict[int, int]] = {}  # request -> node -> path
 
     def learn(self, segment: Segment) -> None:
         """Store the paths of a segment's nodes; its `x` are tokens."""
-        if not self._path and self._paths.full:
+        if not self._path_of and self._paths.full:
             self._paths.clear()
-        known = self._path.setdefault(segment.request, {})
+
+        node_paths = self._path_of.setdefault(segment.request, {})
         tokens = segment.x.tolist()
         for node, parent, token in zip(segment.nodes, segment.parents, tokens):
-            before = known[parent] if parent != node else self._paths.root
-            known[node] = self._paths.after(before, token)
+            parent_path = node_paths[parent] if parent != node else self._paths.root
+            node_paths[node] = self._paths.after(parent_path, token)
 
     def start(self, start: Start) -> None:
         """Store the path with which a request begins in the text of another one."""
-        place = self._path[start.source][start.last]
-        self._path[start.request] = {start.tip: place}
+        shared_path = self._path_of[start.source][start.last]
+        self._path_of[start.request] = {start.tip: shared_path}
 
-    def answered(self, segment: Segment) -> Segment:
-        """Return a segment with the hidden states of its rows, or with their path numbers if `deferred`."""
+    def with_outputs(self, segment: Segment) -> Segment:
+        """Return a segment with the hidden states of its rows, or with their path numbers if `is_deferred`."""
         if not segment.nodes:
             return segment
-        known = self._path[segment.request]
-        path_T = [known[node] for node in segment.nodes]
-        if self.deferred:
-            return replace(segment, x=torch.tensor(path_T)[:, None])
-        x_TD, inner = self._paths.outputs(path_T)
-        return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
 
-    def known(self, features: Features) -> Features:
-        """Return features of rows in flight, with the inputs of the inner layers; without rows if the request ended.
-        """
-        paths = self._path.get(features.request)
-        if paths is None:
+        node_paths = self._path_of[segment.request]
+        path_T = [node_paths[node] for node in segment.nodes]
+        if self.is_deferred:
+            return replace(segment, x=torch.tensor(path_T)[:, None])
+        x_TD, inner_TN = self._paths.outputs(path_T)
+        return replace(segment, x=x_TD, inner=None if segment.inner is None else inner_TN)
+
+    def with_inner_inputs(self, features: Features) -> Features:
+        """Return features of rows in flight, with the inputs of the inner layers; no rows if the request has ended."""
+        node_paths = self._path_of.get(features.request)
+        if node_paths is None:
             return replace(features, nodes=[], x=features.x[:0])
-        x_TD, inner_TN = self._paths.outputs([paths[node] for node in features.nodes])
-        return replace(features, x=inner_TN[:, :features.layers * x_TD.shape[1]])
+
+        x_TD, inner_TN = self._paths.outputs([node_paths[node] for node in features.nodes])
+        row_width = x_TD.shape[1]
+        return replace(features, x=inner_TN[:, :features.layers * row_width])
 
     def forget(self, request: int) -> None:
         """Forget an ended request."""
-        self._path.pop(request, None)
+        self._path_of.pop(request, None)

@@ -32,16 +32,17 @@ class SlowSlice:
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inner: dict[int, Tensor],
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
-        start, profile = self.pace.now(), self.pace.profile
-        layers = max(1, round(self.share * profile.layers))
-        context = sum(int(rows.max()) for rows in cache.split(pos_T))
-        seconds = profile.stage(self.share, len(x), context)
+        started_at, profile = self.pace.now(), self.pace.profile
+        num_layers = max(1, round(self.share * profile.layers))
+        num_context_tokens = sum(int(pos_of_request.max()) for pos_of_request in cache.split(pos_T))
+        seconds = profile.stage(self.share, len(x), num_context_tokens)
+
         out = self.part(x, pos_T, cache, inner)
-        for layer in range(1, layers):
-            self.pace.clock.sleep_until(start + seconds * layer / layers)
+        for layer in range(1, num_layers):
+            self.pace.clock.sleep_until(started_at + seconds * layer / num_layers)
             if not still_needed():
                 return None
-        self.pace.spend_until(start + seconds)
+        self.pace.spend_until(started_at + seconds)
         return out
 
 
@@ -52,9 +53,9 @@ class SlowHead:
         self.lm_head, self.pace = lm_head, pace
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        due = self.pace.now() + self.pace.profile.verdict / 1e3
+        due_at = self.pace.now() + self.pace.profile.verdict / 1e3
         logits_TV = self.lm_head(x_TD)
-        self.pace.spend_until(due)
+        self.pace.spend_until(due_at)
         return logits_TV
 
 
@@ -68,14 +69,15 @@ class SlowPasses:
         self.passes, self.pace = passes, pace
 
     def __call__(self, readings: Sequence[Reading]) -> list[Read]:
-        due = self.pace.now()
-        for places in by_network(readings):
-            asked = [readings[place].num_logit_rows for place in places]
-            source = readings[places[0]].draft.source
-            due += self.pace.profile.drafting(source).draft(asked)
-        read = self.passes(readings)
-        self.pace.spend_until(due)
-        return read
+        due_at = self.pace.now()
+        for indices in by_network(readings):
+            row_counts = [readings[index].num_logit_rows for index in indices]
+            source = readings[indices[0]].draft.source
+            due_at += self.pace.profile.drafting(source).draft(row_counts)
+
+        outputs = self.passes(readings)
+        self.pace.spend_until(due_at)
+        return outputs
 
 
 class SlowLink:
@@ -83,8 +85,8 @@ class SlowLink:
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
-        ways = link.send, link.broadcast, link.report
-        self._lanes = [Lane(way, pace, link.takes, link.failed) for way in ways]
+        deliver_functions = link.send, link.broadcast, link.report
+        self._lanes = [Lane(deliver, pace, link.takes, link.failed) for deliver in deliver_functions]
         self.send, self.broadcast, self.report = (lane.put for lane in self._lanes)
 
     def __getattr__(self, name: str) -> Any:
@@ -96,30 +98,32 @@ class SlowLink:
         self._link.end()
 
     def close(self) -> None:
-        for each in (*self._lanes, self._link):
-            each.close()
+        for lane in self._lanes:
+            lane.close()
+        self._link.close()
 
     def drop(self) -> None:
-        for each in (*self._lanes, self._link):
-            each.drop()
+        for lane in self._lanes:
+            lane.drop()
+        self._link.drop()
 
 
 class Lane:
     """One emulated wire, which delivers a message at its modelled time of arrival.
 
-    `deliver` sends the message over the real wire, whose `takes` seconds are part of the latency. `failed` is called
+    `deliver` sends the message over the real wire, whose `real_seconds` are part of the latency. `on_failure` is called
     with the error that ends the lane's thread.
     """
 
-    def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float,
-                 failed: Failure) -> None:
-        self._deliver, self._pace, self._takes = deliver, pace, takes
-        self._failed = failed
-        self._begin()
+    def __init__(self, deliver: Callable[[Message], None], pace: Pace, real_seconds: float,
+                 on_failure: Failure) -> None:
+        self._deliver, self._pace, self._real_seconds = deliver, pace, real_seconds
+        self._on_failure = on_failure
+        self._start_thread()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._thread = guarded("emulated wire", self._run, self._failed)
+        self._thread = guarded("emulated wire", self._run, self._on_failure)
 
     def forget(self) -> None:
         """Drop the messages in flight."""
@@ -127,7 +131,7 @@ class Lane:
             while True:
                 self._queue.get_nowait()
         self.close()
-        self._begin()
+        self._start_thread()
 
     def put(self, msg: Message) -> None:
         self._queue.put((msg, self._pace.now()))
@@ -138,13 +142,13 @@ class Lane:
         self._thread.join()
 
     def drop(self) -> None:
-        """Do as `close`, without waiting for the thread."""
+        """Deliver the messages in flight, then end the thread, without waiting for it."""
         self._queue.put(None)
 
     def _run(self) -> None:
-        pace, wire = self._pace, ModelledWire(self._pace.profile, self._takes)
-        while (item := self._queue.get()) is not None:
-            msg, asked = item
-            pace.spend_until(wire.arrival(msg, asked))
+        pace, wire = self._pace, ModelledWire(self._pace.profile, self._real_seconds)
+        while (queued := self._queue.get()) is not None:
+            msg, sent_at = queued
+            pace.spend_until(wire.arrival(msg, sent_at))
             self._deliver(msg)
-            note(pace.trace, msg, pace.profile, asked)
+            note(pace.trace, msg, pace.profile, sent_at)

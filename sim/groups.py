@@ -5,6 +5,7 @@ several of its layers. The largest share, the slowest board and the slowest wire
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
@@ -18,72 +19,81 @@ from tp.overlap import Product
 
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
     """Return the profile of a group's slowest board, with the slowest wire between neighbours."""
-    board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
-    neighbours = zip(ranks, [*ranks[1:], ranks[0]])
-    wires = [profile.link(rank, other) for rank, other in neighbours]
-    wire = max(wires, key=lambda one: (one.step, -one.mbps))
-    return replace(board, latency=wire.latency, mbps=wire.mbps, step=wire.step)
+    boards = [profile.board(rank) for rank in ranks]
+    slowest_board = max(boards, key=lambda board: board.model)
+
+    next_ranks = [*ranks[1:], ranks[0]]
+    wires = [profile.link(rank, next_rank) for rank, next_rank in zip(ranks, next_ranks)]
+    slowest_wire = max(wires, key=lambda wire: (wire.step, -wire.mbps))
+    return replace(slowest_board, latency=slowest_wire.latency, mbps=slowest_wire.mbps, step=slowest_wire.step)
 
 
-def hop(profile: Profile, size: float) -> float:
-    """Return the seconds for `size` bytes from one member to the next, one step of a collective operation."""
-    return profile.step / 1e3 + profile.transfer(round(size))
+def hop(profile: Profile, num_bytes: float) -> float:
+    """Return the seconds for some bytes from one member to the next, one step of a collective operation."""
+    return profile.step / 1e3 + profile.transfer(round(num_bytes))
 
 
-def all_reduce(profile: Profile, size: float, members: int) -> float:
-    """Return the seconds of a ring all-reduce of `size` bytes; all-gather and reduce-scatter take half of them each."""
-    hops = 2 * (members - 1)
-    return hops * hop(profile, size / members)
+def all_reduce(profile: Profile, num_bytes: float, num_members: int) -> float:
+    """Return the seconds of a ring all-reduce; all-gather and reduce-scatter take half of them each."""
+    num_hops = 2 * (num_members - 1)
+    return num_hops * hop(profile, num_bytes / num_members)
 
 
 @dataclass(frozen=True)
 class Times:
     """The seconds of a group for one layer of the profile's model.
 
-    `members` ranks share the layer; `share`, from 0 to 1, is the largest part that one of them computes.
+    `num_members` ranks share the layer; `largest_share`, from 0 to 1, is the largest part that one of them computes.
     """
 
     profile: Profile
-    share: float
-    members: int
+    largest_share: float
+    num_members: int
 
     def __post_init__(self) -> None:
-        assert 0 < self.share <= 1 <= self.members, f"a share of {self.share} among {self.members} members"
+        assert 0 < self.largest_share <= 1 <= self.num_members, \
+            f"a share of {self.largest_share} among {self.num_members} members"
 
-    def block(self, rows: int, text: int) -> float:
+    def block(self, num_rows: int, num_text_tokens: int) -> float:
         """Return the seconds of attention or MLP for all rows, and of the all-reduce after it."""
-        compute = self._compute(rows, text) / 2
-        return compute + all_reduce(self.profile, rows * self.profile.row_bytes, self.members)
+        compute_seconds = self._layer_products(num_rows, num_text_tokens) / 2
+        return compute_seconds + all_reduce(self.profile, num_rows * self.profile.row_bytes, self.num_members)
 
-    def tiles(self, rows: int, text: int) -> float:
+    def tiles(self, num_rows: int, num_text_tokens: int) -> float:
         """Return the seconds of half a block, which is computed tile by tile while the next tile travels."""
-        own = -(-rows // self.members)
-        product = self._compute(own, text) / 4
-        travel = hop(self.profile, own * self.profile.row_bytes)
-        return product + (self.members - 1) * max(product, travel)
+        tile_rows = math.ceil(num_rows / self.num_members)
+        tile_seconds = self._layer_products(tile_rows, num_text_tokens) / 4
+        hop_seconds = hop(self.profile, tile_rows * self.profile.row_bytes)
+        return tile_seconds + (self.num_members - 1) * max(tile_seconds, hop_seconds)
 
-    def layer(self, tiled: bool, rows: int, text: int) -> float:
+    def layer(self, is_tiled: bool, num_rows: int, num_text_tokens: int) -> float:
         """Return the seconds of a whole layer: two blocks, or four halves of a block in tiles."""
-        return 4 * self.tiles(rows, text) if tiled else 2 * self.block(rows, text)
+        if is_tiled:
+            return 4 * self.tiles(num_rows, num_text_tokens)
+        return 2 * self.block(num_rows, num_text_tokens)
 
-    def _compute(self, rows: int, text: int) -> float:
-        return self.share * self.profile.stage(1 / self.profile.layers, rows, text)
+    def _layer_products(self, num_rows: int, num_text_tokens: int) -> float:
+        """Return the seconds of the largest share of all products of a layer."""
+        return self.largest_share * self.profile.stage(1 / self.profile.layers, num_rows, num_text_tokens)
 
 
 class Paced(Comm):
-    """`comm` in modelled time: each real layer stands for `layers` of the profile's model, which take `times` each."""
+    """`comm` in modelled time: each real layer stands for `layers` of the profile's model, which take `times` each.
+
+    There may be fewer real layers than in the profile's model, so `layers` may be a fraction.
+    """
 
     def __init__(self, comm: Comm, pace: Pace, layers: float, times: Times) -> None:
         self._comm, self._pace = comm, pace
         self._layers, self._times = layers, times
         self.gathers = comm.gathers
 
-    def open(self, rows: int, text: int) -> None:
-        self._comm.open(rows, text)
+    def open(self, num_rows: int, num_settled: int) -> None:
+        self._comm.open(num_rows, num_settled)
         self.tiled = self._comm.tiled
-        seconds = self._times.tiles if self.tiled else self._times.block
-        self._seconds = seconds(rows, text)
-        self._due, self._begins = self._pace.now(), True
+        seconds_of = self._times.tiles if self.tiled else self._times.block
+        self._step_seconds = seconds_of(num_rows, num_settled)  # of a block, or of half a block in tiles
+        self._due_at, self._is_first_step = self._pace.now(), True
 
     def scatter(self, x_TD: Tensor) -> Tensor:
         # The first block needs no all-gather, but one of the same time follows the last block; it is counted here.
@@ -110,7 +120,7 @@ class Paced(Comm):
 
         The first block of a segment begins now at the earliest: members receive the segment after their leader does.
         """
-        if self._begins:
-            self._due, self._begins = max(self._due, self._pace.now()), False
-        self._due += self._layers * self._seconds
-        self._pace.spend_until(self._due)
+        if self._is_first_step:
+            self._due_at, self._is_first_step = max(self._due_at, self._pace.now()), False
+        self._due_at += self._layers * self._step_seconds
+        self._pace.spend_until(self._due_at)

@@ -20,35 +20,38 @@ Rows = Mapping[int, Tensor]  # of nodes
 
 
 class WalkingTarget(RequestTarget):
-    """The target of a request; a row of a segment is the number of a path `[1]`, to be looked up when needed."""
+    """The target of a request; a row of a segment is the number of a path `[1]`, which is looked up when needed."""
 
     ring: VirtualRing
 
     def _record_features(self, returned: Returned) -> None:
         """Store the features of text in the tree; those of guesses follow when the text reaches them."""
         tree = self.tree
-        text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
-                if node in tree.nodes and node not in tree.live}
-        if text:
-            self._store_features(text)
+        text_paths = {}
+        for node, path in zip(returned.segment.nodes, returned.x_TD):
+            is_text = node in tree.nodes and node not in tree.live
+            if is_text:
+                text_paths[node] = path
+        if text_paths:
+            self._store_features(text_paths)
 
     def _decide(self, logits: Rows, answers: dict[int, int]) -> None:
         """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
         while node is not None:
-            known = tree.nodes[node]
-            if known.target_token is None:
+            tree_node = tree.nodes[node]
+            if tree_node.target_token is None:
                 if node not in logits:
                     return
                 super()._decide(self._logits({node: logits[node]}), answers)
-            assert known.target_token is not None, f"node {node} has no answer"
-            node = tree.child(node, known.target_token)
+            assert tree_node.target_token is not None, f"node {node} has no answer"
+            node = tree.child(node, tree_node.target_token)
 
     def _store_logprobs(self, logits: Rows, answers: Mapping[int, int]) -> None:
         if self.options.logprobs is not None:
-            wanted = [node for node in logits if node in answers or self.echoes(node)]
-            logits = self._logits({node: logits[node] for node in wanted})
+            reported_nodes = [node for node in logits if node in answers or self.echoes(node)]
+            logits = self._logits({node: logits[node] for node in reported_nodes})
         super()._store_logprobs(logits, answers)
 
     def _logits(self, paths: Rows) -> Rows:

@@ -24,31 +24,31 @@ from sim.clock import VirtualClock
 from sim.groups import Times, slowest
 from tp.comm import TILE
 
-Seconds = Callable[[int, int], float]  # from the number of rows and of text tokens before them
-At = Callable[[float, Callable[[float], None]], None]  # schedules an event, which is called with its time
-Send = Callable[[Message, float], None]
+SecondsOf = Callable[[int, int], float]  # from the number of rows and of text tokens before them
+Schedule = Callable[[float, Callable[[float], None]], None]  # schedules an event, which is called with its time
+SendAt = Callable[[Message, float], None]  # sends a message at a time
 
 
 @dataclass(frozen=True)
 class Work:
     """The work of a stage on a segment."""
 
-    seconds: Seconds
+    seconds: SecondsOf
     layers: int  # after each of them a dead segment may be given up; 1: never
-    kept: int = 0  # number of layers whose inputs the draft needs as inner features
-    reports: bool = False  # whether they are reported to rank 0 at once
+    num_inner: int = 0  # layers whose inputs the draft needs as inner features
+    reports_inner: bool = False  # whether these inputs are reported to rank 0 at once
     rank: int = 0  # the stage's rank, if wires differ; 0: any
 
 
-class Held(NamedTuple):
-    """The part of the model that a stage holds."""
+class StageShare(NamedTuple):
+    """The part of the model that a stage computes."""
 
     ranks: Sequence[int]  # of the stage, the leader first
-    share: float  # of the model's layers, from 0 to 1
-    kept: int = 0  # number of layers whose inputs the draft needs as inner features
-    largest: float = 1.0  # the largest part of a layer that one rank computes
-    tiles: bool = False  # whether products and transfers overlap, as in Galaxy
-    reports: bool = False  # whether those inputs are reported to rank 0 at once
+    layer_share: float  # of the model's layers, from 0 to 1
+    num_inner: int = 0  # layers whose inputs the draft needs as inner features
+    largest_share: float = 1.0  # of a layer, the largest part that one rank computes
+    is_tiled: bool = False  # whether products and transfers overlap, as in Galaxy
+    reports_inner: bool = False  # whether those inputs are reported to rank 0 at once
 
 
 def no_layers() -> TreeCache:
@@ -56,22 +56,26 @@ def no_layers() -> TreeCache:
     return TreeCache((0, 1, sys.maxsize, 1), torch.float32, "cpu")
 
 
-def work_of(profile: Profile, held: Held) -> Work:
+def work_of(profile: Profile, stage_share: StageShare) -> Work:
     """Return the work of a stage on a segment."""
-    board = slowest(profile, held.ranks)
-    layers = held.share * profile.layers
-    members, leader = len(held.ranks), held.ranks[0]
-    if members == 1:
-        alone = partial(board.stage, held.share)
-        return Work(alone, max(1, round(layers)), held.kept, held.reports, leader)
-    times = Times(board, held.largest, members)
+    board = slowest(profile, stage_share.ranks)
+    num_layers = stage_share.layer_share * profile.layers
+    num_members, leader = len(stage_share.ranks), stage_share.ranks[0]
+    num_inner, reports_inner = stage_share.num_inner, stage_share.reports_inner
 
-    def together(rows: int, text: int) -> float:
-        tiled = held.tiles and rows >= TILE * members
-        heard = board.latency / 1e3 + board.transfer(rows * board.row_bytes)
-        return heard + layers * times.layer(tiled, rows, text)
+    if num_members == 1:
+        rank_seconds = partial(board.stage, stage_share.layer_share)
+        return Work(rank_seconds, max(1, round(num_layers)), num_inner, reports_inner, leader)
 
-    return Work(together, 1, held.kept, held.reports, leader)
+    times = Times(board, stage_share.largest_share, num_members)
+
+    def group_seconds(num_rows: int, num_text_tokens: int) -> float:
+        """Return the seconds in which the leader forwards a segment, and the group computes it."""
+        is_tiled = stage_share.is_tiled and num_rows >= TILE * num_members
+        forward_seconds = board.latency / 1e3 + board.transfer(num_rows * board.row_bytes)
+        return forward_seconds + num_layers * times.layer(is_tiled, num_rows, num_text_tokens)
+
+    return Work(group_seconds, 1, num_inner, reports_inner, leader)
 
 
 class StageTrace(NoTrace):
@@ -82,9 +86,9 @@ class StageTrace(NoTrace):
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        begin = self._clock.now()
+        begins_at = self._clock.now()
         yield
-        self._trace.note(name, begin, self._clock.now(), **facts)
+        self._trace.note(name, begins_at, self._clock.now(), **facts)
 
 
 class VirtualStage:
@@ -93,12 +97,13 @@ class VirtualStage:
     A prune is applied when it arrives. Segments are computed at the end of their time, since a prune may shorten it.
     """
 
-    def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
-        self._at, self._work = at, work
+    def __init__(self, schedule: Schedule, work: Work, send: SendAt, report: SendAt, trace: NoTrace) -> None:
+        self._schedule, self._work = schedule, work
         self._send, self._report, self._trace = send, report, trace
         self._clock = VirtualClock()
         stage_trace = StageTrace(trace, self._clock)
-        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.kept), reports_features=work.reports)
+        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.num_inner),
+                           reports_features=work.reports_inner)
         self.stage.clock = self._clock
         self._queue: deque[Message] = deque()
         self._computing: list[Segment] = []
@@ -112,25 +117,25 @@ class VirtualStage:
         if isinstance(msg, Prune):
             self._clock.set(now)
             self.stage.apply(msg)
-            if self._computing and not self._alive():
+            if self._computing and not self._has_live_row():
                 self._give_up(now)
         else:
             self._queue.append(msg)
             self._work_on(now)
 
-    def _alive(self) -> bool:
+    def _has_live_row(self) -> bool:
         """Return whether a row in computation is alive."""
         return any(self.stage.living(segment).nodes for segment in self._computing)
 
     def _give_up(self, now: float) -> None:
         """End the computation after the current layer."""
-        seconds, layers = self._ends_at - self._started_at, self._work.layers
-        passed = math.ceil((now - self._started_at) / seconds * layers) if seconds else 0
-        early = self._started_at + seconds * min(max(1, passed), layers) / layers
+        seconds, num_layers = self._ends_at - self._started_at, self._work.layers
+        num_begun = math.ceil((now - self._started_at) / seconds * num_layers) if seconds else 0
+        layer_ends_at = self._started_at + seconds * min(max(1, num_begun), num_layers) / num_layers
 
-        if early < self._ends_at:
-            self._ends_at = early
-            self._at(early, self._finish)
+        if layer_ends_at < self._ends_at:
+            self._ends_at = layer_ends_at
+            self._schedule(layer_ends_at, self._finish)
 
     def _work_on(self, now: float) -> None:
         """Apply messages up to the next one that takes time."""
@@ -145,16 +150,16 @@ class VirtualStage:
 
     def _start(self, segments: list[Segment], now: float) -> None:
         self._trace.note("wait", self._idle_since, now)
-        computed = [segment for segment in segments if segment.nodes]
-        rows = sum(len(segment.nodes) for segment in computed)
-        text = sum(max(segment.pos) for segment in computed)
+        with_rows = [segment for segment in segments if segment.nodes]
+        num_rows = sum(len(segment.nodes) for segment in with_rows)
+        num_text_tokens = sum(max(segment.pos) for segment in with_rows)
 
         self._computing = segments
-        self._started_at, self._ends_at = now, now + self._work.seconds(rows, text)
-        self._at(self._ends_at, self._finish)
+        self._started_at, self._ends_at = now, now + self._work.seconds(num_rows, num_text_tokens)
+        self._schedule(self._ends_at, self._finish)
 
     def _finish(self, now: float) -> None:
-        if not self._computing or now != self._ends_at:  # they were given up earlier
+        if not self._computing or now != self._ends_at:  # the segments were given up earlier
             return
         self._clock.set(self._started_at)
         computed = self.stage.compute(self._computing)
@@ -167,12 +172,12 @@ class VirtualStage:
         self._work_on(now)
 
     def _slice(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inputs: dict[int, Tensor],
-               alive: Callable[[], bool]) -> Tensor | None:
+               still_needed: Callable[[], bool]) -> Tensor | None:
         """Take the modelled time; return one column in place of hidden states, which no stage reads."""
         self._clock.set(self._ends_at)
         x_T1 = torch.empty(len(x), 1)
         inputs.update(dict.fromkeys(inputs, x_T1))
-        return x_T1 if self._alive() else None
+        return x_T1 if self._has_live_row() else None
 
     def _pass_on(self, msg: Message, now: float) -> None:
         self._trace.note("send", now, now, **facts_of(msg))

@@ -10,37 +10,39 @@ from config.profiles import Profile
 from pipeline.messages import Batch, Features, Message, Prune, Segment
 from pipeline.trace import NoTrace
 
-NUMBERS = 24  # bytes of a row's node, parent and position on the wire
-TOKEN = 8  # bytes of a row that is a token
+NODE_BYTES = 24  # of a row's node, parent and position on the wire
+TOKEN_BYTES = 8  # of a row that is a token
 
 
 class ModelledWire:
     """One wire of a profile, over which messages follow each other; its jitter is its own random stream.
 
-    The real wire that carries the messages takes `takes` seconds of the latency.
+    The real wire that carries the messages takes `real_seconds` of the latency.
     """
 
-    def __init__(self, profile: Profile, takes: float = 0.0) -> None:
-        self._profile, self._takes = profile, takes
+    def __init__(self, profile: Profile, real_seconds: float = 0.0) -> None:
+        self._profile, self._real_seconds = profile, real_seconds
         self.restart()
-        self._free = 0.0  # time at which the last message has left
-        self._arrived = 0.0  # time at which it arrives
+        self._free_at = 0.0  # time at which the last message has left
+        self._last_arrival = 0.0
 
     def restart(self) -> None:
         """Restart the random jitter."""
         self._jitter = random.Random(0)
 
-    def arrival(self, msg: Message, asked: float) -> float:
-        """Return the time of arrival of a message that is sent at `asked`, in seconds of the same clock."""
-        return self.carried(size(msg, self._profile), asked)
+    def arrival(self, msg: Message, sent_at: float) -> float:
+        """Return the time of arrival of a message that is sent at `sent_at`, in seconds of the same clock."""
+        return self.carried(size(msg, self._profile), sent_at)
 
-    def carried(self, count: int, asked: float) -> float:
+    def carried(self, num_bytes: int, sent_at: float) -> float:
         """Return the time at which this many bytes arrive: they leave after earlier ones, then take the latency."""
         profile = self._profile
-        self._free = max(self._free, asked) + profile.transfer(count)
+        self._free_at = max(self._free_at, sent_at) + profile.transfer(num_bytes)
+
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
-        self._arrived = max(self._arrived, self._free + max(0.0, latency - self._takes))
-        return self._arrived
+        remaining_latency = max(0.0, latency - self._real_seconds)
+        self._last_arrival = max(self._last_arrival, self._free_at + remaining_latency)
+        return self._last_arrival
 
 
 def size(msg: Message, profile: Profile) -> int:
@@ -50,19 +52,19 @@ def size(msg: Message, profile: Profile) -> int:
     if isinstance(msg, Batch):
         return sum(size(segment, profile) for segment in msg.segments)
     if isinstance(msg, Features):
-        return len(msg.nodes) * (NUMBERS + msg.layers * profile.row_bytes)
+        return len(msg.nodes) * (NODE_BYTES + msg.layers * profile.row_bytes)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
-    rows = len(msg.nodes)
-    if msg.x.dim() == 1:
-        return rows * (NUMBERS + TOKEN)
-    width = msg.x.shape[1]
-    inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
-    return rows * (NUMBERS + (1 + inner_states) * profile.row_bytes)
+
+    num_rows, is_tokens = len(msg.nodes), msg.x.dim() == 1
+    if is_tokens:
+        return num_rows * (NODE_BYTES + TOKEN_BYTES)
+    row_width = msg.x.shape[1]
+    num_inner = 0 if msg.inner is None else msg.inner.shape[1] // row_width
+    return num_rows * (NODE_BYTES + (1 + num_inner) * profile.row_bytes)
 
 
 def note(trace: NoTrace, msg: Message, profile: Profile | None, *moments: float) -> None:
-    """Trace a message on a wire between two times, or from one time until now; without a profile it has no bytes.
-    """
-    weight = size(msg, profile) if profile else 0
-    trace.note("wire", *moments, kind=type(msg).__name__, bytes=weight)
+    """Trace a message on a wire between two times, or from one time until now; without a profile it has no bytes."""
+    num_bytes = size(msg, profile) if profile else 0
+    trace.note("wire", *moments, kind=type(msg).__name__, bytes=num_bytes)

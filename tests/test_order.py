@@ -14,7 +14,7 @@ from eval.results import read_answers
 from pipeline.trace import OFF
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
-from sim.stages import Held, work_of
+from sim.stages import StageShare, work_of
 from tests.checkpoints import refused
 from tests.test_virtual import paths, segment
 
@@ -68,7 +68,7 @@ def test_the_order_of_questions_and_methods_changes_no_figure(ask):
 def test_a_cluster_that_restarts_draws_the_same_jitter_and_has_forgotten_what_the_target_said():
     clock, known = VirtualClock(EVEN_FROM), paths()
     wifi = PROFILES["wifi"]
-    work = work_of(wifi, Held([1], 1.0))
+    work = work_of(wifi, StageShare([1], 1.0))
     cluster = Cluster(wifi, clock, [[work]], known, [OFF] * 2)
     [link] = cluster.links
 

@@ -70,7 +70,7 @@ def test_memory_grows_with_the_paths_and_is_given_back():
 
 def test_a_wire_carries_one_message_after_the_other_and_none_overtakes():
     wire = ModelledWire(PROFILES["wifi"])
-    moments = [wire.arrival(segment(0, 16), asked=0.001 * i) for i in range(40)]
+    moments = [wire.arrival(segment(0, 16), sent_at=0.001 * i) for i in range(40)]
     leaves = 16 * (24 + 8) * 8 / 200e6
     assert moments == sorted(moments)
     assert all(later >= 0.001 * i + leaves + 0.004 for i, later in enumerate(moments))

@@ -28,7 +28,7 @@ from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
 from sim.ring import VirtualRing
-from sim.stages import Held, Work, work_of
+from sim.stages import StageShare, Work, work_of
 
 SPARE_TREES = 8  # trees of the default size for which a draft has room in addition to the text
 
@@ -165,7 +165,7 @@ class Bench:
 
         works = []
         for ranks, num_layers in zip(candidate.groups, candidate.layers * candidate.copies):
-            stage_share = Held(ranks, num_layers / total_layers, 0, 1 / len(ranks), is_tiled)
+            stage_share = StageShare(ranks, num_layers / total_layers, 0, 1 / len(ranks), is_tiled)
             works.append(work_of(self.site, stage_share))
         return [works[first:first + num_stages] for first in range(0, len(works), num_stages)]
 
