@@ -20,7 +20,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "pipeline": 21_460,
     "cluster": 20_486,
     "tp": 5_890,
-    "sim": 7_753,
+    "sim": 7_788,
     "launch": 40_711,
     "eval": 48_451,
     "serve": 20_591,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.309
-BLANK_SHARE = 0.102
-EMPTY_COUNT = 130
+COMPOUND_SHARE = 0.315
+BLANK_SHARE = 0.103
+EMPTY_COUNT = 113
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
