@@ -5,6 +5,9 @@
  *  - a sum over a row of numbers has eight lanes: number i goes to lane i % 8, and `sum8` adds the lanes;
  *  - a matrix product has a lane for each output, which adds its inputs in their order.
  * Sums of integers are exact in any order, so instruction sets may differ in them.
+ *
+ * Names of functions on eight floats end in 8 (`exp8`, `load8`). In names of weights, rows and integer products 8 and 4
+ * are the bits of a weight (`number8`, `dot4`).
  */
 #ifndef LANES_H
 #define LANES_H
@@ -28,8 +31,9 @@ typedef int32_t i8 __attribute__((vector_size(32)));
 INLINE f8 load8(const float *from) { f8 x; memcpy(&x, from, sizeof x); return x; }
 INLINE void store8(float *to, f8 x) { memcpy(to, &x, sizeof x); }
 INLINE f8 all8(float x) { return (f8){x, x, x, x, x, x, x, x}; }
-INLINE i8 bits8(f8 x) { i8 y; memcpy(&y, &x, sizeof y); return y; }
-INLINE f8 float8(i8 x) { f8 y; memcpy(&y, &x, sizeof y); return y; }
+/* Return the same bits as integers, or as floats. */
+INLINE i8 to_bits8(f8 x) { i8 y; memcpy(&y, &x, sizeof y); return y; }
+INLINE f8 from_bits8(i8 x) { f8 y; memcpy(&y, &x, sizeof y); return y; }
 
 /* Load the last `count` < 8 numbers of a row; the other lanes are 0. */
 INLINE f8 load_rest8(const float *from, int64_t count) {
@@ -47,7 +51,7 @@ INLINE f8 load_codes8(const int8_t *from) {
 }
 
 /* Return `yes` in the lanes where `mask` is all ones, else `no`. */
-INLINE f8 pick8(i8 mask, f8 yes, f8 no) { return float8((mask & bits8(yes)) | (~mask & bits8(no))); }
+INLINE f8 pick8(i8 mask, f8 yes, f8 no) { return from_bits8((mask & to_bits8(yes)) | (~mask & to_bits8(no))); }
 INLINE f8 max8(f8 a, f8 b) { return pick8(a > b, a, b); }
 
 /* Add the lanes: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). */
@@ -85,8 +89,8 @@ INLINE f8 exp8(f8 x) {
     power = power * rest + 1.6666665459e-1f;
     power = power * rest + 5.0000001201e-1f;
     power = power * rest * rest + rest + 1.0f;
-    i8 exponent = (bits8(shifted) - bits8(all8(magic)) + 127) << 23;
-    return power * float8(exponent);
+    i8 exponent = (to_bits8(shifted) - to_bits8(all8(magic)) + 127) << 23;
+    return power * from_bits8(exponent);
 }
 
 /* The hyperbolic tangent: a polynomial near 0, where 1 - 2 / (exp(2 * x) + 1) would lose digits. */
@@ -163,6 +167,7 @@ INLINE iw dot8(iw sum, weights w, const number8 *row) {
     return (iw)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(unit));
 }
 INLINE sum4 dot4(sum4 sum, weights w, const number4 *row) { return dot8(sum, w, row); }
+/* Return the 32-bit sums of a chain of `dot4`, which AVX2 keeps as sums of 16 bits. */
 INLINE iw closed4(sum4 sum) { return sum; }
 
 #elif WIDTH == 8 /* AVX2: 8-bit weights widened to 16 bits, in pairs; codes in fours, whose sums fit into 16 bits */

@@ -116,7 +116,7 @@ class NativeSlice:
             window=self.config.window(number),
             rotates=not skips_rotation,
             slots=sorted(set(cache_windows)).index(cache_window),
-            place=list(cache_windows[:layer_index]).count(cache_window))
+            layer_in_slots=list(cache_windows[:layer_index]).count(cache_window))
 
         structure.local = self.body.local_rotary is not None and self.config.window(number) > 0
         structure.attention_norm = weights.norm_address(layer.input_layernorm)

@@ -4,7 +4,11 @@
  * SiLU or GELU. Scores may have a soft cap, and the output of a block a norm and a factor. A row's bits depend on its
  * own path only: each sum has a fixed order (lanes.h), and attention adds the slots that the row sees in the order of
  * its path. So other rows, the number of threads and the processor change nothing.
- * Everything here takes sizes as they are: `slice_check` compares those of a segment with the memory behind them.
+ * `slice_run` first compares the indices and counts of a segment with the sizes of slots and layers (`is_sound`), since
+ * they come over a wire. Pointers, and all sizes of `slice_multiply`, are those of the caller's own tensors.
+ *
+ * Here a head is an attention head, a group some inputs of a weight that share a scale, a block sixteen outputs of a
+ * weight, a chunk up to eight rows of one request, and a path the slots that a row sees, in the order of the text.
  *
  * Shapes: T rows of a segment, D hidden size, H heads, K key/value heads, E head dimension, R rotated dimensions of a
  * head, N outputs and I inputs of a weight, G groups of inputs, S slots of a cache, P slots that a row sees.
@@ -50,7 +54,7 @@ typedef struct {
     const float *q_norm, *k_norm; /* `[E]`, or NULL */
     Weight qkv, o, gate_up, down;
     int64_t window, rotates; /* positions that a row sees, 0 for all; whether queries and keys are rotated */
-    int64_t slots, place; /* the index of its Slots, and its index in them */
+    int64_t slots, layer_in_slots; /* the index of its Slots, and this layer's index in them */
     const float *after_attention, *after_mlp; /* `[D]`: norms of what a block adds, or NULL */
     int64_t local; /* whether the segment's local tables rotate queries and keys */
 } Layer;
@@ -70,8 +74,8 @@ typedef struct {
 typedef struct {
     int64_t rows, settled, tail, stride;
     const uint8_t *sees;
-    const Slots *slots; /* by window, */
-    int64_t windows; /* and of how many */
+    const Slots *slots; /* `[windows]` */
+    int64_t windows; /* the number of different windows of the layers */
 } Request;
 
 typedef struct {
@@ -108,14 +112,14 @@ typedef struct {
     const Model *model;
     const Segment *segment;
     const Layer *layer;
-    const Weight *weight; /* of the product under way, */
-    const float *in; /* `[T, in_stride]`: its rows, */
-    float *out; /* `[T, N]`: where its sums are written, or added */
+    const Weight *weight; /* of the product under way */
+    const float *in; /* `[T, in_stride]`: the rows of the product under way */
+    float *out; /* `[T, N]`: where the sums of the product under way are written, or added */
     int64_t in_stride, items;
     bool adds;
     float *normed, *qkv, *attended, *gate_up, *gated;
-    float *added; /* `[T, D]`: what a block adds, */
-    const float *after; /* and its norm, or NULL */
+    float *added; /* `[T, D]`: what attention or feed-forward adds to the rows */
+    const float *after; /* `[D]`: the norm of what is added, or NULL */
     number8 *numbers8;
     number4 *numbers4;
     float *scales;
@@ -177,7 +181,7 @@ static float magnitude(const float *x, int64_t size) {
     i8 largest = {0};
     for (int64_t i = 0; i < size; i += 8) {
         f8 part = size - i < 8 ? load_rest8(x + i, size - i) : load8(x + i);
-        i8 bits = bits8(part) & 0x7fffffff, above = bits > largest;
+        i8 bits = to_bits8(part) & 0x7fffffff, above = bits > largest;
         largest = (above & bits) | (~above & largest);
     }
     int32_t bits = 0;
@@ -465,7 +469,7 @@ static void softmax(float *scores, int64_t first, int64_t count) {
     for (int64_t j = begin; j < count; j += 8) store8(scores + j, load8(scores + j) * inverse);
 }
 
-/* Add the weighted values of the slots `[j, last)` of a path to `out` `[E]`, in their order; `slot` has slot j first. */
+/* Add the weighted values of `count` consecutive slots of a path to `out` `[E]`, in the order of the path. */
 INLINE void add_values(const float *weights, Held values, const int64_t *slot, int64_t count, int64_t size, bool small,
                        float *out) {
     for (int64_t i = 0; i < size; i += 64) {
@@ -495,24 +499,24 @@ typedef struct {
     float *scores; /* `[AT_ONCE, H / K, longest]` */
 } Task;
 
-/* Return the number of slots that a row of a chunk sees; its path is the numbers from 0 on. */
-INLINE int64_t path_of(const Task *task, int64_t r) {
+/* Return the number of slots that a row of a chunk sees: the indices in its path are the numbers from 0 below it. */
+INLINE int64_t path_length(const Task *task, int64_t r) {
     return task->chunk->request->settled + task->run->seen_count[task->chunk->row + r];
 }
 
-/* Return the first number of a path that is in the window of its row. */
-INLINE int64_t first_of(const Task *task, int64_t count) {
+/* Return the first index of a path of `count` slots that is in the window of its row. */
+INLINE int64_t window_start(const Task *task, int64_t count) {
     int64_t window = task->run->layer->window;
     return window ? most(0, count - window) : 0;
 }
 
-/* Write the slots of eight numbers of a row's path, from j on; behind its end, the last one again. */
+/* Write the slots of eight indices of a row's path, from j on; behind its end, the last one again. */
 INLINE void slots_of(const Task *task, int64_t r, int64_t j, int64_t slot[8]) {
-    int64_t settled = task->chunk->request->settled, last = path_of(task, r) - 1;
+    int64_t settled = task->chunk->request->settled, last = path_length(task, r) - 1;
     const int32_t *seen = task->run->seen + (task->chunk->row + r) * task->run->tail;
     for (int64_t i = 0; i < 8; i++) {
-        int64_t number = least(j + i, last);
-        int64_t at = number < settled ? number : settled + seen[number - settled];
+        int64_t path_index = least(j + i, last);
+        int64_t at = path_index < settled ? path_index : settled + seen[path_index - settled];
         slot[i] = most(at - task->first, 0); /* a dropped slot is outside of the window */
     }
 }
@@ -549,33 +553,33 @@ INLINE void value_row(const Task *task, int64_t r, int64_t j, int64_t last, bool
 INLINE void attend(const Task *task, bool small) {
     const Model *m = task->run->model;
     int64_t group = m->heads / m->kv_heads, rows = task->chunk->rows, longest = 0;
-    for (int64_t r = 0; r < rows; r++) longest = most(longest, path_of(task, r));
+    for (int64_t r = 0; r < rows; r++) longest = most(longest, path_length(task, r));
 
     for (int64_t j = 0; j < longest; j += 8) {
         for (int64_t r = 0; r < rows; r++) {
-            int64_t count = path_of(task, r);
-            if (j < count && j + 8 > first_of(task, count)) score_row(task, r, j, small);
+            int64_t count = path_length(task, r);
+            if (j < count && j + 8 > window_start(task, count)) score_row(task, r, j, small);
         }
     }
 
     for (int64_t r = 0; r < rows; r++) {
-        int64_t count = path_of(task, r);
-        for (int64_t g = 0; g < group; g++) softmax(scores_at(task, r, g), first_of(task, count), count);
+        int64_t count = path_length(task, r);
+        for (int64_t g = 0; g < group; g++) softmax(scores_at(task, r, g), window_start(task, count), count);
         float *out = task->run->attended + ((task->chunk->row + r) * m->heads + task->head * group) * m->head_dim;
         memset(out, 0, (size_t)(group * m->head_dim) * sizeof *out);
     }
 
     for (int64_t j = 0; j < longest; j += 8) {
         for (int64_t r = 0; r < rows; r++) {
-            int64_t count = path_of(task, r);
-            int64_t from = most(j, first_of(task, count)), last = least(j + 8, count);
+            int64_t count = path_length(task, r);
+            int64_t from = most(j, window_start(task, count)), last = least(j + 8, count);
             if (from < last) value_row(task, r, from, last, small);
         }
     }
 }
 
 static Held head_of(const Layer *l, const Slots *slots, void *numbers, float *scales, const Model *m, int64_t head) {
-    int64_t at = (l->place * m->kv_heads + head) * slots->room;
+    int64_t at = (l->layer_in_slots * m->kv_heads + head) * slots->room;
     char *begin = (char *)numbers + at * m->head_dim * (int64_t)(scales ? 1 : sizeof(float));
     return (Held){begin, scales ? scales + at : NULL};
 }
@@ -628,7 +632,7 @@ static void into_cache(void *job, int64_t item, int64_t thread) {
         }
         for (int64_t head = 0; head < m->kv_heads; head++) {
             const float *key = row + (m->heads + head) * m->head_dim, *value = key + m->kv_heads * m->head_dim;
-            int64_t at = (l->place * m->kv_heads + head) * slots->room + slot;
+            int64_t at = (l->layer_in_slots * m->kv_heads + head) * slots->room + slot;
             write_slot(key, m->head_dim, slots->keys, slots->key_scales, at);
             write_slot(value, m->head_dim, slots->values, slots->value_scales, at);
         }
@@ -724,7 +728,7 @@ static bool is_sound(const Model *m, const Request *request) {
     for (int64_t i = 0; i < m->layers; i++) {
         const Slots *slots = &request->slots[m->layer[i].slots];
         if (m->layer[i].slots >= request->windows) return false;
-        if (m->layer[i].place >= slots->layers) return false;
+        if (m->layer[i].layer_in_slots >= slots->layers) return false;
         if (slots->first < 0 || slots->first > end - request->rows || end - slots->first > slots->room) return false;
     }
     return true;

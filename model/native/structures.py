@@ -54,7 +54,7 @@ class CLayer(Structure):
     _fields_ = (
         _fields("attention_norm mlp_norm q_norm k_norm", c_void_p) +
         _fields("qkv o gate_up down", CWeight) +
-        _fields("window rotates slots place") +
+        _fields("window rotates slots layer_in_slots") +
         _fields("after_attention after_mlp", c_void_p) +
         _fields("local"))
 
