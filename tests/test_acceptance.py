@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, rate, runs
+from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, rate, run_lengths
 from eval.dsi.command import main
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
@@ -70,8 +70,8 @@ def test_each_definition_is_what_a_person_computes(texts, likeliest, prefix, of_
 
 
 def test_runs_end_with_misses_and_the_last_one_may_be_cut_off():
-    assert runs(matches("MXXMMXMMM")) == ([1, 0, 2], 3)
-    assert runs(matches("MX")) == ([1], 0)
+    assert run_lengths(matches("MXXMMXMMM")) == ([1, 0, 2], 3)
+    assert run_lengths(matches("MX")) == ([1], 0)
 
 
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():

@@ -7,7 +7,8 @@ run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Sequence
+from itertools import chain
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from launch.progress import ProgressBar
 
 Record = Sequence[int]
 Records = Sequence[Record]
-ALL = "all"
+ALL_SETS = "all"
+
+
 @dataclass(frozen=True)
 class AcceptanceConfig(MeasureKeys):
     """Measure how often a drafter predicts the next token of a target, along texts that the target generates.
@@ -43,21 +46,21 @@ class AcceptanceConfig(MeasureKeys):
     traces: str = key("", "JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none")
 
 
-class Runs(NamedTuple):
+class RunLengths(NamedTuple):
     """The lengths of the runs of one text."""
 
     ended: list[int]  # of the runs that a miss ended, including runs of length 0
-    cut: int  # of the run that the end of the text cut off
+    cut_off: int  # of the run that the end of the text cut off
 
 
-def runs(record: Record) -> Runs:
+def run_lengths(record: Record) -> RunLengths:
     """Return the lengths of the runs of one text."""
     signs = "".join(map(str, record))
-    *ended, cut = map(len, signs.split("0"))
-    return Runs(ended, cut)
+    *ended, cut_off = map(len, signs.split("0"))
+    return RunLengths(ended, cut_off)
 
 
-def counted(record: Record) -> dict[str, tuple[int, int]]:
+def match_counts(record: Record) -> dict[str, tuple[int, int]]:
     """Return, for each definition of the acceptance rate, the number of matches and the number of runs that count.
 
     With a mean of n matches per run, the rate is 1 - 1 / (1 + n).
@@ -69,30 +72,31 @@ def counted(record: Record) -> dict[str, tuple[int, int]]:
     original: the count in a branch of the paper's repository. It treats a run that is cut off as one that ended, and
     omits a run that the last token ends.
     """
-    ended, cut = runs(record)
-    first = (*ended, cut)[0]
-    taken = [*ended, cut] if cut else ended[:-1]
+    ended, cut_off = run_lengths(record)
+    first_run = ended[0] if ended else cut_off
+    original_runs = [*ended, cut_off] if cut_off else ended[:-1]
+
     return {
         "likeliest": (sum(record), len(ended)),
-        "prefix": (first, 1),
+        "prefix": (first_run, 1),
         "runs": (sum(ended), len(ended)),
-        "original": (sum(taken), len(taken))}
+        "original": (sum(original_runs), len(original_runs))}
 
 
-DEFINITIONS = tuple(counted([]))
+DEFINITIONS = tuple(match_counts([]))
 
 
 def rate(records: Records, definition: str = "likeliest") -> Interval:
     """Return the acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
-    sums = [counted(record)[definition] for record in records if len(record)]
-    counts = np.array(sums, dtype=float).reshape(-1, 2)
+    counts_by_text = [match_counts(record)[definition] for record in records if len(record)]
+    samples = np.array(counts_by_text, dtype=float).reshape(-1, 2)
 
-    def of_sums(sums: np.ndarray) -> np.ndarray:
-        matches, ended = sums[..., 0, 0], sums[..., 0, 1]
+    def rate_of_sums(sums: np.ndarray) -> np.ndarray:
+        num_matches, num_runs = sums[..., 0, 0], sums[..., 0, 1]
         with np.errstate(invalid="ignore"):  # a resample may hold no run that counts
-            return np.asarray(matches / (matches + ended))
+            return np.asarray(num_matches / (num_matches + num_runs))
 
-    return bootstrap([counts], of_sums)
+    return bootstrap([samples], rate_of_sums)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -100,40 +104,47 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
 def main(argv: list[str]) -> int:
     config = read_keys(argv, AcceptanceConfig, f"{COMMAND} acceptance")
     check_sets(config.chosen_sets, config)
+
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)
     prompts_by_set = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
-    sampler, found = sampler_of(config), dict[str, list[list[int]]]()
+
+    sampler = sampler_of(config)
+    records_by_set: dict[str, list[list[int]]] = {}
     for name, prompts in prompts_by_set.items():
-        found[name] = []
+        records_by_set[name] = []
         for prompt in ProgressBar(prompts, desc=name, leave=False):
             text = answer(target, prompt, config.max_new_tokens, sampler)
-            found[name].append(record(drafter, prompt, text, sampler))
-    every = [one for records in found.values() for one in records]
+            records_by_set[name].append(record(drafter, prompt, text, sampler))
+
     choice = "greedy decoding"
     if config.do_sample:
         choice = (f"both sampled with the noise of seed {config.seed}, temperature {config.temperature:g}, "
                   f"top-p {config.top_p:g}")
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per answer, "
           f"{choice}\n")
-    if len(found) > 1:
-        found[ALL] = every
-    print(table(found))
+
+    all_records = list(chain(*records_by_set.values()))
+    if len(records_by_set) > 1:
+        records_by_set[ALL_SETS] = all_records
+    print(table(records_by_set))
     if config.traces:
-        write_json(config.traces, every, indent=None)
+        write_json(config.traces, all_records, indent=None)
     return 0
 
 
-def table(found: dict[str, list[list[int]]]) -> str:
+def table(records_by_set: Mapping[str, Records]) -> str:
     """Return a table with one line of rates for each data set."""
-    rates = [f"{name}, 95 %" for name in DEFINITIONS]
-    heading = ["", "prompts", "tokens", *rates]
+    rate_columns = [f"{name}, 95 %" for name in DEFINITIONS]
+    heading = ["", "prompts", "tokens", *rate_columns]
+
     rows = []
-    for name, records in found.items():
-        sizes = [str(len(records)), str(sum(map(len, records)))]
-        bounds = []
+    for name, records in records_by_set.items():
+        num_tokens = sum(map(len, records))
+        row = [name, str(len(records)), str(num_tokens)]
+
         for definition in DEFINITIONS:
-            value, low, high = (number(one, 3) for one in rate(records, definition))
-            bounds.append(f"{value} [{low}, {high}]")
-        rows.append([name, *sizes, *bounds])
+            value, low, high = (number(bound, 3) for bound in rate(records, definition))
+            row.append(f"{value} [{low}, {high}]")
+        rows.append(row)
     return in_columns(heading, rows)
