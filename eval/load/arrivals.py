@@ -37,57 +37,70 @@ class Figures(NamedTuple):
     tokens_per_second: float
 
 
-def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Return the times `[count]` of random arrivals, on average `rate` per second."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, count)
+def poisson(rate: float, num_arrivals: int, seed: int) -> list[float]:
+    """Return the times `[num_arrivals]` of random arrivals, on average `rate` per second."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, num_arrivals)
     return [float(moment) for moment in gaps.cumsum()]
 
 
-def serve(decoder: Decoder, asked: Sequence[Request], places: int,
+def serve(decoder: Decoder, requests: Sequence[Request], max_running: int,
           moments: Sequence[float] = ()) -> list[Served]:
-    """Serve requests, at most `places` at once, and return their answers in the order of their numbers.
+    """Serve requests, at most `max_running` at once, and return their answers in the order of their numbers.
 
-    They arrive at these times; without a free place they wait in their order. If `moments` is empty, the next request
-    arrives when one ends.
+    They arrive at these times, in seconds from the start; while `max_running` others run, they wait in their order. If
+    `moments` is empty, the next request arrives when one ends.
     """
-    decoder.max_running = places
+    decoder.max_running = max_running
     clock = decoder.ring.clock
-    start = clock.now()
-    arrivals: Iterator[float] = iter(clock.now, None)  # without moments: the time at which a request may begin
+    start_time = clock.now()
+
+    arrival_times: Iterator[float] = iter(clock.now, None)  # without moments: the time at which a request may begin
+    num_clients = max_running
     if moments:
-        arrivals = (start + moment for moment in moments)
-    due = zip(range(len(asked)), asked, arrivals)
-    clients = (_client(decoder, start, *one) for one in due)
-    return sorted(concurrent(clients, decoder, len(asked) if moments else places))
+        arrival_times = (start_time + moment for moment in moments)
+        num_clients = len(requests)
+
+    arrivals = zip(range(len(requests)), requests, arrival_times)
+    clients = (_client(decoder, start_time, *arrival) for arrival in arrivals)
+    return sorted(concurrent(clients, decoder, num_clients))
 
 
-def _client(decoder: Decoder, start: float, number: int,
-            request: Request, arrival: float) -> Coroutine[Served]:
+def _client(decoder: Decoder, start_time: float, number: int,
+            request: Request, arrival_time: float) -> Coroutine[Served]:
     """Wait for the arrival of a request, and serve it."""
     clock = decoder.ring.clock
-    while clock.now() < arrival:
-        yield Until(arrival)
-    settled: list[float] = []
+    while clock.now() < arrival_time:
+        yield Until(arrival_time)
+
+    settled_at: list[float] = []
     answer, stream = decoder.submit(request, waits=False)
     with closing(stream):  # type: ignore[type-var]
-        for new in stream:
-            if new:
-                settled.append(clock.now() - start)
+        for new_tokens in stream:
+            if new_tokens:
+                settled_at.append(clock.now() - start_time)
             yield None
+
     text = tuple(answer.token_ids)
-    yield Served(number, arrival - start, settled[0], settled[-1], len(text), text)
+    yield Served(number, arrival_time - start_time, settled_at[0], settled_at[-1], len(text), text)
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     """Return the figures of a load, from first arrival to last token; `scale` seconds are one modelled second."""
-    latencies = [(each.ended - each.arrived) / scale for each in served]
-    waits = [(each.first - each.arrived) / scale for each in served]
-    seconds = max(each.ended for each in served) - min(each.arrived for each in served)
-    speed = sum(each.tokens for each in served) / seconds * scale
-    return Figures(median(latencies), quantile(latencies, TAIL),
-                   median(waits), quantile(waits, TAIL), speed)
+    latencies = [(answer.ended - answer.arrived) / scale for answer in served]
+    first_token_times = [(answer.first - answer.arrived) / scale for answer in served]
+
+    first_arrival = min(answer.arrived for answer in served)
+    last_end = max(answer.ended for answer in served)
+    num_tokens = sum(answer.tokens for answer in served)
+
+    return Figures(
+        latency=median(latencies),
+        latency_p95=quantile(latencies, TAIL),
+        ttft=median(first_token_times),
+        ttft_p95=quantile(first_token_times, TAIL),
+        tokens_per_second=num_tokens / (last_end - first_arrival) * scale)
 
 
 def unequal(served: Sequence[Served], reference: dict[int, Hashable]) -> int:
     """Return how many texts differ from those of `reference`, and add the texts that it lacks."""
-    return sum(reference.setdefault(each.number, each.text) != each.text for each in served)
+    return sum(reference.setdefault(answer.number, answer.text) != answer.text for answer in served)

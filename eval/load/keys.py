@@ -15,9 +15,9 @@ from config.values import NUMBER, WHOLE_NUMBER, Range, listed, number
 from eval.keys import ComparesMethods, wrong_numbers
 
 RATES = Range(0.000001, 1_000_000)  # requests per second
-LATEST = 1e9  # seconds
-ANOTHER = "name another with arrivals="
-FORM = "write seconds from the start, one number per line, in rising order"
+LATEST_TIME = 1e9  # seconds
+OTHER_FILE = "name another with arrivals="
+FILE_FORM = "write seconds from the start, one number per line, in rising order"
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,22 @@ class LoadConfig(ComparesMethods):
         """The numbers of requests under way at once."""
         return tuple(map(int, listed(self.at_once)))
 
-    def places(self, method: str) -> int:
+    def max_running(self, method: str) -> int:
         """Return how many requests a method serves at once."""
         return 1 if method in listed(self.alone) else self.run.max_requests
 
     def problems(self) -> Iterator[str]:
         target = METHODS["streaming"].target
-        one_target = [name for name, method in METHODS.items() if method.target == target]
+        possible_methods = [name for name, method in METHODS.items() if method.target == target]
         for name in (*self.chosen_methods, *listed(self.alone)):
-            if name not in one_target:
+            if name not in possible_methods:
                 yield (f"{name} is unknown, or needs a pipeline of its own: choose methods= and alone= from "
-                       f"{', '.join(one_target)}")
+                       f"{', '.join(possible_methods)}")
+
         yield from super().problems()
         yield from wrong_numbers("rates", self.rates, RATES)
         yield from wrong_numbers("at_once", self.at_once, REQUESTS_AT_ONCE, WHOLE_NUMBER)
+
         if not (listed(self.rates) or self.arrivals or listed(self.at_once)):
             yield "there is no load to measure: give rates=, arrivals= or at_once="
         if self.run.profile == "none":
@@ -74,16 +76,18 @@ class LoadConfig(ComparesMethods):
 
 def moments(path: str) -> list[float]:
     """Return the times in a file, in seconds. Raise ValueError, with the line, if it is no list of rising times."""
-    found: list[float] = []
-    text = read_bytes(path, ANOTHER).decode("utf-8", "replace")
-    for place, line in enumerate(text.splitlines(), 1):
+    times: list[float] = []
+    text = read_bytes(path, OTHER_FILE).decode("utf-8", "replace")
+
+    for line_number, line in enumerate(text.splitlines(), 1):
         word = line.strip()
         if not word:
             continue
-        before = found[-1] if found else 0.0
-        if not NUMBER.fullmatch(word) or not before <= number(word) <= LATEST:
-            raise ValueError(f"line {place} of {path} is no time at or after the previous one: {FORM}")
-        found.append(number(word))
-    if not found:
-        raise ValueError(f"{path} has no times: {FORM}")
-    return found
+        previous_time = times[-1] if times else 0.0
+        if not NUMBER.fullmatch(word) or not previous_time <= number(word) <= LATEST_TIME:
+            raise ValueError(f"line {line_number} of {path} is no time at or after the previous one: {FILE_FORM}")
+        times.append(number(word))
+
+    if not times:
+        raise ValueError(f"{path} has no times: {FILE_FORM}")
+    return times
