@@ -24,9 +24,9 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "launch": 40_711,
     "eval": 48_451,
     "serve": 20_591,
-    "eval/dsi": 16_605,
+    "eval/dsi": 16_594,
     "eval/flowspec": 2_212,
-    "eval/load": 2_548,
+    "eval/load": 2_579,
     "eval/plan": 16_916,
     "eval/specinfer": 3_673,
     "train": 18_597,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.315
-BLANK_SHARE = 0.103
-EMPTY_COUNT = 113
+COMPOUND_SHARE = 0.318
+BLANK_SHARE = 0.105
+EMPTY_COUNT = 94
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
