@@ -186,7 +186,7 @@ class Engine(RequestLoop):
 
     def run(self) -> None:
         """Own the pipeline until `stop`, as the engine's thread."""
-        while not self._stopping and self.state.status != "lost":
+        while not self._is_stopping and self.state.status != "lost":
             try:
                 self._serve_pipeline()
             except Exception as error:
@@ -224,7 +224,7 @@ class Engine(RequestLoop):
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
 
-    def _take_in(self, job: AnswerJob, pipeline: Pipeline) -> None:
+    def _begin_job(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Have the job's prompt read, after earlier ones."""
         self.prompt_thread.submit(self._read, job, pipeline)
 
@@ -241,11 +241,11 @@ class Engine(RequestLoop):
         else:
             self._inbox.put(lambda pipeline: self._waiting.append(job))
 
-    def _admit(self, pipeline: Pipeline) -> None:
+    def _admit_jobs(self, pipeline: Pipeline) -> None:
         """End jobs that have waited too long, and begin waiting ones up to the limit, in order of arrival."""
         self._expire()
         self._waiting = [job for job in self._waiting if not job.ended]
-        while self._waiting and len(self._running) + len(self._compiling) < self.limits.max_running:
+        while self._waiting and len(self._running_jobs) + len(self._compiling) < self.limits.max_running:
             self._begin_or_compile(self._waiting.pop(0), pipeline)
 
         self._check_ring(pipeline.ring)
@@ -253,13 +253,13 @@ class Engine(RequestLoop):
             self._busy_read_at = time.monotonic()
             self.metrics.occupy(pipeline.rank.busy_shares())
 
-        self.metrics.num_running.set(len(self._running))
+        self.metrics.num_running.set(len(self._running_jobs))
         self.metrics.num_waiting.set(len(self._waiting))
 
     def _begin_or_compile(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Begin a job, after a thread of its own has compiled its grammar, if it has one."""
         if job.choice.guide is None:
-            super()._take_in(job, pipeline)
+            super()._begin_job(job, pipeline)
             return
         self._compiling.add(job)
         guarded("grammar", partial(self._compile_grammar, job, pipeline), lambda thread, error: None)
@@ -277,12 +277,12 @@ class Engine(RequestLoop):
 
     def _begin_compiled(self, job: AnswerJob, pipeline: Pipeline) -> None:
         self._compiling.discard(job)
-        super()._take_in(job, pipeline)
+        super()._begin_job(job, pipeline)
 
     def _expire(self) -> None:
         """End jobs that have waited too long."""
         now, max_wait_seconds = time.monotonic(), self.limits.max_wait_seconds
-        with self._counting:
+        with self._jobs_lock:
             waiting = [job for job in self.jobs if job.generation is None]
         expired = [job for job in waiting if now - job.arrived_at > max_wait_seconds]
         for job in expired:
@@ -298,25 +298,25 @@ class Engine(RequestLoop):
     def _check_ring(self, ring: Ring) -> None:
         """Note whether the ring answers: by the messages of running requests, or by pings if none is running."""
         now = time.monotonic()
-        if self._running:
+        if self._running_jobs:
             has_answered = ring.returned_messages > self._num_returned
         else:
             has_answered = not ring.unanswered
         if has_answered:
             self._answered_at, self._num_returned = now, ring.returned_messages
 
-        if not self._running and not ring.unanswered and now - self._pinged_at >= RING_INTERVAL:
+        if not self._running_jobs and not ring.unanswered and now - self._pinged_at >= RING_INTERVAL:
             self._pinged_at = now
             ring.ping()
 
-    def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
+    def _report_pieces(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Report a snapshot to a watcher, at most one per `SNAPSHOT_INTERVAL`; then report what has settled."""
         now = time.monotonic()
         if job.sends_snapshots and job.generation is not None and now - job.last_snapshot_at >= SNAPSHOT_INTERVAL:
             job.last_snapshot_at = now
             rank_facts = {"busy": self.metrics.busy_of_ranks, **speed_facts(pipeline)}
             job.report({**snapshot(job.generation, pipeline.text), **rank_facts})
-        super()._hand_out(job, pipeline)
+        super()._report_pieces(job, pipeline)
 
     def _report_end(self, job: AnswerJob, end: Any) -> None:
         """Count the end of a job, and report it as Ended or Refused; None is a cancelled job."""
@@ -353,7 +353,7 @@ class Engine(RequestLoop):
 
     def _handle_loss(self, error: Exception, gives_up: bool = False) -> None:
         """Handle a loss of the pipeline: end the running jobs; the others keep waiting, unless `gives_up`."""
-        if self._stopping:
+        if self._is_stopping:
             return  # the ranks may have been ended while they loaded; `run` ends all jobs
 
         # state
@@ -369,7 +369,7 @@ class Engine(RequestLoop):
         self.metrics.occupy([])
 
         # running jobs
-        running_jobs, self._running = self._running, []
+        running_jobs, self._running_jobs = self._running_jobs, []
         hint, retry = ("", 0) if is_final else ("; try again", 5)
         for job in running_jobs:
             message = f"the answer is lost: {reason}{hint}"

@@ -65,8 +65,8 @@ def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await pipeline.generate(*ASKED[0][:1])).text == alone[0]
-            return await asyncio.wrap_future(pipeline._requests.call(lambda held: held.decoder.running)), \
-                pipeline._requests.jobs
+            return await asyncio.wrap_future(pipeline._request_loop.call(lambda held: held.decoder.running)), \
+                pipeline._request_loop.jobs
 
     assert asyncio.run(ask()) == ([], set())
 
@@ -104,7 +104,7 @@ def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options, mon
             stream = pipeline.stream(PROMPT, **LONG)
             waiting = [asyncio.ensure_future(pipeline.generate(PROMPT, **LONG)) for _ in range(3)]
             await stream.__anext__()
-            pipeline._requests.call(lambda held: held.ring.link.fail(PeerLost("rank 2 was lost")))
+            pipeline._request_loop.call(lambda held: held.ring.link.fail(PeerLost("rank 2 was lost")))
             found = await asyncio.gather(*waiting, return_exceptions=True)
             assert [str(one) for one in found] == ["rank 2 was lost"] * 3
             heard.set()

@@ -83,8 +83,8 @@ class SplitPlan:
     @property
     def inner(self) -> list[int]:
         """The layers of which the stages pass on the inputs."""
-        own = fit_head(self.head, self.source.config).inner if self.head else ()
-        return list(own or usual_layers(sum(self.stages)))
+        layers_of_head = fit_head(self.head, self.source.config).inner if self.head else ()
+        return list(layers_of_head or usual_layers(sum(self.stages)))
 
     @property
     def folders(self) -> list[Path]:
@@ -116,14 +116,16 @@ class SplitPlan:
         has_head = HEAD in self.parts[rank]
         for name in ["config.json", *(_text_files(self.source) if has_head else ())]:
             yield name, self.source.folder / name
-        source: Checkpoint = self.source
+
+        source_of_rank: Checkpoint = self.source
         if len(self.layout.shares) > 1:
             _, member = self.placements[rank]
-            source = ShardedSource(source, self.layout.shares, member)
-        yield WEIGHTS, Recast(source, self.parts[rank], self._kind, sound=True)
+            source_of_rank = ShardedSource(self.source, self.layout.shares, member)
+        yield WEIGHTS, Recast(source_of_rank, self.parts[rank], self._kind, sound=True)
+
         if has_head and self.head:
-            names = {name: name for name in held_ahead(self.head) or self.head.names()}
-            yield HEAD_WEIGHTS, Recast(self.head, names, sound=True)
+            head_names = {name: name for name in held_ahead(self.head) or self.head.names()}
+            yield HEAD_WEIGHTS, Recast(self.head, head_names, sound=True)
             yield HEAD_CONFIG, self.head.folder / "config.json"
 
     def bytes(self, rank: int) -> int:
@@ -137,21 +139,29 @@ def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | Non
 
     Without `stages`, all ranks share all layers.
     """
+    # the model, and its draft head
     source = Unfolded(model_dir)
     check_model(source)
-    own = Checkpoint(source.folder)
-    head = _draft_head(eagle_dir) if eagle_dir else own if held_ahead(own) else None
-    borrows = head is not None and borrows_embedding(head, source.config)
     sizes = LlamaConfig.read(source.config)
-    ranks = len(layout.shares)
-    check_group(ranks, sizes)
-    counts = plan_stages(stages, source) if stages else [sizes.layers]
-    whole = assign(source.names(), counts, sizes.tied, borrows)
+    head = _draft_head(eagle_dir) if eagle_dir else _head_inside(Checkpoint(source.folder))
+    needs_embedding = head is not None and borrows_embedding(head, source.config)
+
+    # the tensors of each rank
+    group_size = len(layout.shares)
+    check_group(group_size, sizes)
+    layer_counts = plan_stages(stages, source) if stages else [sizes.layers]
+    tensors_of_stages = assign(source.names(), layer_counts, sizes.tied, needs_embedding)
     parts = []
-    for stage, member in placements(counts, ranks):
-        parts.append(member_tensors(whole[stage], sizes, layout.shares, member))
-    split_id = identify(source, head, counts, layout)
-    return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
+    for stage, member in placements(layer_counts, group_size):
+        parts.append(member_tensors(tensors_of_stages[stage], sizes, layout.shares, member))
+
+    split_id = identify(source, head, layer_counts, layout)
+    return SplitPlan(source, head, layer_counts, parts, layout, split_id, Path(out_dir))
+
+
+def _head_inside(source: Checkpoint) -> Checkpoint | None:
+    """Return the checkpoint itself if it has layers that predict further tokens, else None."""
+    return source if held_ahead(source) else None
 
 
 def _draft_head(folder: Name) -> Checkpoint:
@@ -164,9 +174,9 @@ def _draft_head(folder: Name) -> Checkpoint:
 
 def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], layout: Layout) -> str:
     """Return the id of a split: a hash of everything that determines the contents of its folders."""
-    text = {name: sample(source.folder / name) for name in _text_files(source)}
-    draft = describe(head) if head else None
-    identity = [VERSION, stages, describe(source), text, draft, asdict(layout)]
+    text_samples = {name: sample(source.folder / name) for name in _text_files(source)}
+    head_description = describe(head) if head else None
+    identity = [VERSION, stages, describe(source), text_samples, head_description, asdict(layout)]
     content = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -176,15 +186,16 @@ def _text_files(source: Checkpoint) -> list[str]:
     return [name for name in TEXT_FILES if (source.folder / name).is_file()]
 
 
-def check_group(ranks: int, c: LlamaConfig) -> None:
+def check_group(num_ranks: int, c: LlamaConfig) -> None:
     """Raise ValueError for layers that ranks cannot share, with a norm over all heads, or for far too many ranks."""
-    if ranks > 1 and c.family.wide_norms:
-        raise ValueError(f"{ranks} ranks cannot share a layer of a {c.family.architecture}, which norms all heads "
+    if num_ranks > 1 and c.family.wide_norms:
+        raise ValueError(f"{num_ranks} ranks cannot share a layer of a {c.family.architecture}, which norms all heads "
                          "together: give each rank layers of its own, without --tp or tp=")
-    most = max(c.heads, USUAL_RANKS)
-    if ranks > most:
-        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {c.heads} heads: "
-                         f"choose at most {most}, as tp={most} or --tp {most}")
+
+    max_ranks = max(c.heads, USUAL_RANKS)
+    if num_ranks > max_ranks:
+        raise ValueError(f"{num_ranks} ranks are too many to share a layer of this model, which has {c.heads} heads: "
+                         f"choose at most {max_ranks}, as tp={max_ranks} or --tp {max_ranks}")
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:
@@ -218,10 +229,10 @@ def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
 
 def discard(folder: Path) -> None:
     """Delete an earlier split in a rank's folder: first of all its manifest, so that no incomplete one is trusted."""
-    names = (MANIFEST, WEIGHTS, "config.json", HEAD_WEIGHTS, HEAD_CONFIG, *TEXT_FILES)
-    paths = [folder / name for name in names]
-    paths += folder.glob("**/*.part")  # half-written files of a split that was killed
-    for path in paths:
+    file_names = (MANIFEST, WEIGHTS, "config.json", HEAD_WEIGHTS, HEAD_CONFIG, *TEXT_FILES)
+    old_paths = [folder / name for name in file_names]
+    old_paths += folder.glob("**/*.part")  # half-written files of a split that was killed
+    for path in old_paths:
         if path.is_file():
             path.unlink()
 
@@ -233,6 +244,7 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
     for name, content in plan.contents(rank):
         path = folder / name
         files[name] = copy(content, path, tick) if isinstance(content, Recast) else store(path, content.read_bytes())
+
     stage, _ = plan.placements[rank]
     manifest = {
         "format": FORMAT,
@@ -251,19 +263,22 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
 
 def write(plan: SplitPlan, progress: bool) -> None:
     """Write the folders that no earlier run finished, over their contents; raises ValueError if the disk lacks room."""
-    ranks = plan.missing
-    old = (path for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
-    free = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old)
-    need = sum(map(plan.bytes, ranks))
-    if need > free:
-        raise ValueError(f"the split needs {need / 1e9:.2f} GB, but the disk of {plan.out} has {free / 1e9:.2f} GB; "
-                         f"choose another output folder or free some space")
+    # the disk
+    missing_ranks = plan.missing
+    old_files = (path for rank in missing_ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
+    free_bytes = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old_files)
+    num_bytes = sum(map(plan.bytes, missing_ranks))
+    if num_bytes > free_bytes:
+        raise ValueError(f"the split needs {num_bytes / 1e9:.2f} GB, but the disk of {plan.out} has "
+                         f"{free_bytes / 1e9:.2f} GB; choose another output folder or free some space")
+
+    # the folders
     for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
         discard(folder)
-    bar = ProgressBar(total=need, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
-    with bar:
-        for rank in ranks:
-            write_rank(plan, rank, bar.update)
+    is_silent = not progress or not missing_ranks
+    with ProgressBar(total=num_bytes, unit="B", unit_scale=True, desc="splitting", disable=is_silent) as progress_bar:
+        for rank in missing_ranks:
+            write_rank(plan, rank, progress_bar.update)
 
 
 def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = None,
@@ -293,11 +308,13 @@ def check(out_dir: Name) -> list[Part]:
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]
     if not parts:
         raise ValueError(f"{out_dir} holds no split; give the OUT_DIR of an earlier run")
+
     for part in parts:
         if part.split_id != parts[0].split_id:
             raise ValueError(f"{part.folder} belongs to another split than {parts[0].folder}; split again")
         part.verify()
-    folders = (Path(out_dir) / f"stage_{rank}" for rank in range(parts[0].world))
-    for folder in filter(Path.is_dir, folders):
+
+    all_folders = (Path(out_dir) / f"stage_{rank}" for rank in range(parts[0].world))
+    for folder in filter(Path.is_dir, all_folders):
         Part(folder)  # raises ValueError for a folder without a manifest
     return parts
