@@ -21,7 +21,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "cluster": 20_486,
     "tp": 5_890,
     "sim": 7_788,
-    "launch": 40_711,
+    "launch": 40_729,
     "eval": 48_451,
     "serve": 20_591,
     "eval/dsi": 16_594,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.318
-BLANK_SHARE = 0.105
-EMPTY_COUNT = 94
+COMPOUND_SHARE = 0.32
+BLANK_SHARE = 0.106
+EMPTY_COUNT = 92
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
