@@ -1,6 +1,7 @@
 """The model that a command means: SmolLM2, fetched once, where none is named; GGUF files unpacked; else the toy."""
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import zipfile
 from pathlib import Path
@@ -130,10 +131,14 @@ def test_a_program_that_names_no_model_opens_the_usual_one(preset: dict[str, str
     def asked(words: list[str]) -> list[str]:
         raise ValueError(" ".join(models.with_model(words)))
 
+    async def open_for_asyncio(**options: Any) -> None:
+        async with AsyncPipeline.open(**options):
+            pass
+
     monkeypatch.setattr(models, "fetch", lambda folder: None)
     monkeypatch.setattr(pipeline, "resolve", asked)
     monkeypatch.delenv(models.PRESET_VARIABLE)
-    for opened in (Pipeline.open, lambda **options: AsyncPipeline.open(**options)._opened()):
+    for opened in (Pipeline.open, lambda **options: asyncio.run(open_for_asyncio(**options))):
         with pytest.raises(ValueError, match="^smollm2 seed=1$"):
             opened(**preset, seed=1)
 
