@@ -26,7 +26,9 @@ from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from model.sample import Sampler, gumbel
 from model.text import AnswerReader
-from pipeline.decode import Coroutine, Decoder, Request, concurrent
+from pipeline.answers import Request
+from pipeline.concurrent import Coroutine, concurrent
+from pipeline.decode import Decoder
 
 WARM_UP = 16  # largest number of tokens
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from pipeline.decode import by_position
+from pipeline.answers import by_position
 
 Answer = Mapping[str, Any]
 Answers = Iterable[Answer]

@@ -15,7 +15,8 @@ from model.drafts.dflash import BlockDraft
 from model.drafts.network import TreeDraft, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import autoregressive
 
 MAX_DEPTH = 64  # largest depth of a tree

@@ -23,7 +23,8 @@ from launch.pipeline import Generation, Pipeline
 from launch.progress import ProgressBar
 from launch.run import Command
 from launch.screen import devices_of, introduction, pieces_of, screen_for, summary
-from pipeline.decode import Answer, Coroutine, by_position, concurrent
+from pipeline.answers import Answer, by_position
+from pipeline.concurrent import Coroutine, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "segments", "mean_accepted_length", "acceptance_by_position",

@@ -16,9 +16,9 @@ from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY
 from launch.available import available
 from launch.spec import RankSpec
 from model.attention import MAX_WIDENED
-from model.cache import BLOCK_SLOTS
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
+from model.slots import BLOCK_SLOTS
 from model.weights.blocks import block_type, plain_shape
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import EMBED, HEAD, read_sizes

@@ -31,7 +31,8 @@ from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, check_messages
 from model.tree import TokenTree
-from pipeline.decode import Answer, Decoder, Request, TokenStream
+from pipeline.answers import Answer, Request
+from pipeline.decode import Decoder, TokenStream
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop

@@ -10,17 +10,16 @@ Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head 
 from __future__ import annotations
 
 import sys
-from typing import Container, NamedTuple, Protocol, Sequence, Tuple
+from typing import Container, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import PLAIN, AttentionForm, CachedRows, attend, to_int8
+from model.attention import PLAIN, AttentionForm, CachedRows, attend
 from model.devices import upload
 from model.precision import for_sums
-
-BLOCK_SLOTS = 256  # that a cache has at first
+from model.slots import HeldSlots, Shape, Slots
 
 
 class Survivors(NamedTuple):
@@ -45,88 +44,6 @@ class Survivors(NamedTuple):
     def newer(self, other: Survivors) -> Survivors:
         """Return the survivors of the newer of two prunes, in whatever order they arrived."""
         return other if other.horizon >= self.horizon else self
-
-
-Shape = Tuple[int, int, int, int]  # layers, K, slots, E
-
-
-class Slots:
-    """Keys and values `[layers, K, slots, E]` of the layers that have the same window, from the slot `first` on.
-
-    If `in_8_bits`, they have 8 bits, and scales `[layers, K, slots, 1]`.
-    Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
-    """
-
-    def __init__(self, shape: Shape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
-        self.shape, self.window = shape, window
-        self.like, self.in_8_bits = like, in_8_bits
-        self.tensors: list[Tensor] = []
-        self.clear()
-
-    def clear(self) -> None:
-        """Free all memory but the first block."""
-        num_layers, num_kv_heads, capacity, head_dim = self.shape
-        num_slots = min(BLOCK_SLOTS, capacity)
-        columns = [(head_dim, torch.int8 if self.in_8_bits else self.like.dtype)] * 2
-        if self.in_8_bits:
-            columns += [(1, torch.float32)] * 2  # scales
-
-        self.tensors = [self.like.new_empty(num_layers, num_kv_heads, num_slots, num_columns, dtype=dtype)
-                     for num_columns, dtype in columns]
-        self.first = 0
-
-    def write(self, layer_index: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
-        """Store rows of a layer from the slot `start` on."""
-        new_rows = [k_KTE, v_KTE]
-        if self.in_8_bits:
-            codes, scales = zip(*map(to_int8, new_rows))
-            new_rows = [*codes, *scales]
-
-        begin = start - self.first
-        for tensor, new in zip(self.tensors, new_rows):
-            tensor[layer_index, :, begin:begin + k_KTE.shape[1]] = new
-
-    def read(self, layer_index: int, end: int) -> list[Tensor]:
-        """Return the tensors `[K, S, *]` of a layer up to the slot `end`."""
-        return [x[layer_index, :, :end - self.first] for x in self.tensors]
-
-    def copy(self, source: Slots, length: int) -> None:
-        """Copy the first `length` slots of `source`."""
-        self.first = 0
-        self.reserve(0, length)
-        for mine, theirs in zip(self.tensors, source.tensors):
-            mine[:, :, :length] = theirs[:, :, :length]
-
-    def move(self, source_S: Tensor, start: int) -> None:
-        """Copy these slots to the slots from `start` on."""
-        source_S, start = source_S - self.first, start - self.first
-        for tensor in self.tensors:
-            tensor[:, :, start:start + len(source_S)] = tensor.index_select(2, source_S)
-
-    def reserve(self, settled: int, end: int) -> None:
-        """Allocate memory for the slots up to `end`; first drop a block of settled slots that no later row sees.
-
-        The tensors grow one after the other, so that little memory is held twice.
-        """
-        num_slots = self.tensors[0].shape[2]
-        num_passed = settled + 1 - self.window - self.first
-        if self.window and num_passed >= BLOCK_SLOTS and end - self.first > num_slots:
-            for old_KSE in (layer for tensor in self.tensors for layer in tensor):
-                old_KSE[:, :num_slots - num_passed] = old_KSE[:, num_passed:].clone()
-            self.first += num_passed
-
-        num_needed = end - self.first
-        if num_needed > num_slots:
-            new_size = min(self.shape[2], num_needed + num_needed // 2)
-            for index, tensor in enumerate(self.tensors):
-                self.tensors[index] = _longer(tensor, new_size)
-
-
-class HeldSlots(NamedTuple):
-    """Keys and values `[layers, K, S, E]`, then their scales if they have 8 bits; from the slot `first` on."""
-
-    tensors: Sequence[Tensor]
-    first: int = 0
 
 
 class AdmittedRows(NamedTuple):
@@ -189,8 +106,7 @@ class TreeCache:
             slots.clear()
 
         # The additive mask. Left of `settled` it stays zero, so a step writes only the columns of the tail.
-        num_columns = min(BLOCK_SLOTS, self.capacity)
-        self._mask = for_sums(self.like.new_zeros(len(self._sees), num_columns))
+        self._mask = for_sums(self.like.new_zeros(len(self._sees), 0))
 
         self.settled = 0
         self._survivors = Survivors()
@@ -396,14 +312,6 @@ class TreeCache:
         if end > self._mask.shape[1]:
             num_columns = min(self.capacity, end + end // 2)
             self._mask = self._mask.new_zeros(len(self._mask), num_columns)
-
-
-def _longer(old_LKSE: Tensor, num_slots: int) -> Tensor:
-    """Return a copy with `num_slots` slots, of which the additional ones are uninitialized."""
-    num_layers, num_kv_heads, num_old_slots, num_columns = old_LKSE.shape
-    new_LKSE = old_LKSE.new_empty(num_layers, num_kv_heads, num_slots, num_columns)
-    new_LKSE[:, :, :num_old_slots] = old_LKSE
-    return new_LKSE
 
 
 class JoinedCaches:

@@ -7,132 +7,26 @@ unused caches, and the least recently used one is evicted first.
 """
 from __future__ import annotations
 
-from collections import Counter, deque
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
-from typing import Any, Callable, ContextManager, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
+from itertools import takewhile
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 from config.failure import PeerLost
-from config.trees import Growth, TreeConfig
-from model.drafts.draft import Draft, Passes, Read, Reading, Steps, WorthDrafting, always
+from config.trees import TreeConfig
+from model.drafts.draft import Draft, Passes, Read, Reading
 from model.drafts.forced import ForcedDraft
 from model.drafts.network import at_once, read_all
-from model.grammar import Grammar
-from model.law import PathLaw
-from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
+from pipeline.answers import Answer, Request
 from pipeline.messages import Reset
 from pipeline.pacing import TargetOptions
+from pipeline.request_draft import RequestDraft
 from pipeline.requests import TRIES, RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
-from pipeline.trace import OFF
 
 MIN_SHARED_TOKENS = 16  # for which a text is reused
-GROWTH_FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and its options. The answer ends at an `end` token, if `stop(token)`, or after `max_new_tokens`."""
-
-    prompt: Sequence[int]
-    sampler: Sampler = Sampler()
-    max_new_tokens: int = 256
-    end: frozenset[int] = frozenset()
-    stop: Callable[[int], bool] = lambda token: False
-    priority: float = 1.0  # the weight of its guesses compared with other requests'; the highest starts first
-    likeliest: int | None = None  # report log-probabilities of each token and this many likeliest tokens
-    echo: bool = False  # report them for the prompt, too; then no part of the prompt is reused
-    grammar: Grammar | None = None  # the answer must follow it
-
-    @property
-    def logprobs(self) -> LogprobRequest | None:
-        """The log-probabilities to report, if any."""
-        if self.likeliest is None:
-            return None
-        return LogprobRequest(self.likeliest, len(self.prompt) - 1 if self.echo else 0)
-
-    @property
-    def law(self) -> PathLaw | None:
-        """The part of the target's distribution that depends on the path, if any."""
-        penalties = self.sampler.penalties
-        if penalties == Penalties() and self.grammar is None:
-            return None
-        return PathLaw(penalties, len(self.prompt), self.grammar)
-
-
-@dataclass
-class Answer:
-    """The result of a request so far. Times are in seconds."""
-
-    prompt_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # from the start to the first token
-    decode_seconds: float = 0.0  # from the first token to the last
-    accepted_lengths: list[int] = field(default_factory=list)  # tokens settled by each verification after the prefill
-    misses: int = 0  # after the prefill: tokens that had to be sent as text, since no guess under way covered them
-    segments: int = 0
-    reused_tokens: int = 0  # tokens of the prompt that the stages held from another request
-    logprobs: list[Logprob] = field(default_factory=list)  # of each token, computed by the target, if requested
-    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
-    sources: Counter[str] = field(default_factory=Counter)  # number of guesses of each source that became text
-    divergence: float = 0.0  # in nats, over all tokens: of a lossy rule's distribution of texts from the target's (KL)
-    plain_tokens: int = 0  # tokens decoded without guessing, since guessing was slower
-    finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (full)
-
-    @property
-    def new_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of prefill and decoding together."""
-        return self.prefill_seconds + self.decode_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second, with the prefill included."""
-        return self.new_tokens / max(self.seconds, 1e-9)
-
-    @property
-    def decode_rate(self) -> float:
-        """Tokens per second after the first token."""
-        return (self.new_tokens - 1) / max(self.decode_seconds, 1e-9)
-
-    @property
-    def mean_accepted_length(self) -> float:
-        """Tokens per verification, the target's own included: of a tree verified whole this is EAGLE's tau.
-
-        A verification follows each segment that came back with rows; with `serial` and `naive`, the last of a tree.
-        Tokens that settled with the prefill do not count. 1 without any verification.
-        """
-        return sum(self.accepted_lengths) / len(self.accepted_lengths) if self.accepted_lengths else 1.0
-
-    @property
-    def divergence_per_token(self) -> float:
-        """Nats by which a lossy rule diverges at a token, as a mean; 0 with rules that keep the distribution."""
-        return self.divergence / max(self.new_tokens, 1)
-
-    @property
-    def tokens_per_miss(self) -> float:
-        """The mean run of correct guesses with the token that begins it, without the token of the prefill."""
-        return (self.new_tokens - 1) / self.misses if self.misses else float(self.new_tokens)
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        return by_position(self.accepted_lengths)
-
-
-def by_position(lengths: Sequence[int]) -> list[float]:
-    """Return the share of verifications that settled a second, third, ... token; `lengths` are tokens of each.
-
-    Of trees that are verified whole, this is vLLM's "Per-position acceptance rate"; the sum of the rates plus one is
-    its "Mean acceptance length".
-    """
-    return [sum(length > position for length in lengths) / len(lengths)
-            for position in range(1, max(lengths, default=0))]
 
 
 class Decoding:
@@ -310,54 +204,6 @@ class TokenStream:
             self._decoder.remove(self._decoding)
 
     __del__ = close
-
-
-class RequestDraft(Draft):
-    """The draft of a request as seen by its strategy: it traces each growth, and rests while guessing is slower.
-
-    While it rests, it adds only nearly certain guesses, once after each new tip.
-    """
-
-    def __init__(self, draft: Draft, target: RequestTarget) -> None:
-        self._draft, self._target = draft, target
-        self._resting_tip = -1  # at the last growth while resting
-        self._traced_guesses: set[int] = set()  # live after the last traced growth
-
-    def refresh(self) -> None:
-        self._draft.refresh()
-
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
-        if self._target.guesses:
-            with self._span(tree):
-                return (yield from self._draft.grow(tree, growth, worth_drafting))
-
-        if tree.tip == self._resting_tip:
-            return False
-
-        self._resting_tip = tree.tip
-        tree.forget()
-        self._draft.refresh()
-        with self._span(tree):
-            return self._draft.offer_sure(tree, growth)
-
-    def _span(self, tree: TokenTree) -> ContextManager[object]:
-        trace = self._target.ring.trace
-        return trace.span("grow") if trace is OFF else self._traced(tree)
-
-    @contextmanager
-    def _traced(self, tree: TokenTree) -> Iterator[None]:
-        """Trace a span with the added guesses, and the guesses that died since the previous growth."""
-        num_live, first_new = len(tree.live), tree.horizon
-        facts: dict[str, list[Any]] = {name: [] for name in GROWTH_FACTS}
-        with self._target.ring.trace.span("grow", live=num_live, **facts):
-            yield
-
-            new_guesses = [(node, tree.nodes[node]) for node in range(first_new, tree.horizon) if node in tree.live]
-            rows = [(node, guess.token, guess.parent, guess.score) for node, guess in new_guesses]
-            for name, column in zip(GROWTH_FACTS, zip(*rows)):
-                facts[name] += column
-            facts["gone"] += self._traced_guesses - tree.live
-            self._traced_guesses = set(tree.live)
 
 
 @dataclass
@@ -624,51 +470,3 @@ class Decoder:
     def _return_draft(self, draft: Draft) -> None:
         draft.reset()
         self._spare_drafts.append(draft)
-
-
-T = TypeVar("T")
-
-
-class Until(NamedTuple):
-    """A time on the ring's clock, yielded by a coroutine that waits for it."""
-
-    moment: float
-
-
-Coroutine = Generator[Union[T, Until, None], None, None]
-
-
-def concurrent(coroutines: Iterable[Coroutine[T]], decoder: Decoder, max_running: int) -> Iterator[T]:
-    """Yield the results of all coroutines as they come; at most `max_running` run at the same time, started in order.
-
-    A coroutine is a generator. It yields None while it waits for its request, `Until` to wait for a time, and results.
-    Running coroutines are closed when this generator is closed, or when one of them fails.
-    """
-    not_started = iter(coroutines)
-    running: list[Coroutine[T]] = []
-    end: Any = object()
-    try:
-        while True:
-            running += islice(not_started, max(0, max_running - len(running)))
-            if not running:
-                return
-
-            has_progress = False
-            wake_times: list[float] = []
-            for coroutine in list(running):
-                result = next(coroutine, end)
-                if isinstance(result, Until):
-                    wake_times.append(result.moment)
-                    continue
-
-                has_progress |= result is not None
-                if result is end:
-                    running.remove(coroutine)
-                elif result is not None:
-                    yield result
-
-            if not has_progress:
-                decoder.turn(min(wake_times, default=None))
-    finally:
-        for coroutine in running:
-            coroutine.close()

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from pipeline.decode import Answer
+from pipeline.answers import Answer
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
            10, 30, 60, 120, 300)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from model.attention import PLAIN, AttentionForm, attend
-from model.cache import AdmittedRows, HeldSlots
+from model.cache import AdmittedRows
 from model.llama import LlamaConfig, Slice
 from model.native.layers import NativeSlice
+from model.slots import HeldSlots
 
 FIRST_ROWS = 1024  # of memory; it grows by doubling
 MAX_BYTES = 1 << 29  # of memory; above this all paths are forgotten before the next request

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import cache as caches
+from model import slots as slot_memory
 from model.attention import PLAIN, AttentionForm, from_int8, to_int8
 from model.tree import TokenTree, verify
 from tests.tiny import CONFIG, TINY
@@ -18,7 +19,7 @@ from tests.tiny import CONFIG, TINY
 def _small_blocks():
     """Make caches small, so that every cache here grows several times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "BLOCK_SLOTS", 4)
+        patch.setattr(slot_memory, "BLOCK_SLOTS", 4)
         yield
 
 
@@ -148,12 +149,12 @@ def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it
         cache.admit([node], [max(0, node - 1)], 1)
     [slots] = cache.slots
     assert slots.first > 850
-    assert slots.tensors[0].shape[2] <= 1.5 * (16 + caches.BLOCK_SLOTS)
+    assert slots.tensors[0].shape[2] <= 1.5 * (16 + slot_memory.BLOCK_SLOTS)
     assert cache.bytes == 2 * slots.tensors[0].numel() * 4
     with pytest.raises(AssertionError, match="is dropped"):
         cache.another().copy(cache, 20)
     cache.clear()
-    assert slots.first == 0 and slots.tensors[0].shape[2] == caches.BLOCK_SLOTS
+    assert slots.first == 0 and slots.tensors[0].shape[2] == slot_memory.BLOCK_SLOTS
 
 
 def test_rows_that_a_prune_declared_dead_are_dead_on_arrival():

@@ -8,7 +8,8 @@ import pytest
 
 from config.failure import PeerLost
 from model.sample import Sampler
-from pipeline.decode import Request, TokenStream
+from pipeline.answers import Request
+from pipeline.decode import TokenStream
 from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
 from tests.tiny import TINY, TREE, Oracle, pipeline

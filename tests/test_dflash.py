@@ -21,7 +21,7 @@ from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
 from tests.tiny import CONFIG, DEEP, pipeline, weights

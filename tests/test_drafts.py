@@ -22,7 +22,7 @@ from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.messages import Segment
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model

@@ -11,7 +11,7 @@ import pytest
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, Oracle, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]

@@ -14,7 +14,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline import pacing
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.pacing import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 

@@ -22,6 +22,7 @@ from launch.spec import RankSpec
 from launch.split.write import split
 from model import attention, llama
 from model import cache as caches
+from model import slots as slot_memory
 from model.drafts.draft import NoDraft
 from model.drafts.heads import EagleHead
 from model.drafts.mixture import Mixture
@@ -32,7 +33,8 @@ from model.sample import Sampler
 from model.weights.parts import Part
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from scripts import generate
@@ -110,7 +112,7 @@ def config_class(kind):
 def _small_blocks():
     """Make blocks small, so that slots before a window are dropped early."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "BLOCK_SLOTS", 4)
+        patch.setattr(slot_memory, "BLOCK_SLOTS", 4)
         yield
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from scripts import generate
 from tests.forked import command

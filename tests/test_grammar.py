@@ -18,7 +18,7 @@ from model.grammar import Grammars, Guide, State
 from model.rules import RULES
 from model.sample import Penalties, Sampler
 from model.text import Text
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from tests.checkpoints import refused
 from tests.grammars import BYTES, END, GRAMMARS, LETTERS, TOKENIZER, bytes_of, schema, tokenizer, valid

@@ -13,7 +13,9 @@ from eval.metrics import total_speed
 from eval.report import report
 from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, PipelineLimits, Request, concurrent
+from pipeline.answers import Request
+from pipeline.concurrent import concurrent
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF

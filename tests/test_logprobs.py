@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model.sample import Sampler, logprobs
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from tests.test_replicas import replicas
 from tests.tiny import CONFIG, TINY, pipeline

@@ -15,7 +15,7 @@ from model import rules
 from model.rules import DELTA, EPSILON, LOSSY, divergence, judged, typical
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.decode import Answer, Request
+from pipeline.answers import Answer, Request
 from serve.start_line import PipelineFacts, start_lines
 from tests.test_report import put
 from tests.tiny import SPECULATIVE, TINY, pipeline, write

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.sample import Sampler
 from pipeline import decode as prefixes
 from pipeline import pacing
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.test_prunes import delaying, losing
 from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
 

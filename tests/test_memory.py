@@ -14,7 +14,7 @@ from launch.build import build_lm_head, build_stage
 from launch.drafts import build_draft
 from launch.memory import Need, check_memory, need, together
 from launch.spec import RankSpec, local_ranks
-from model import cache as caches
+from model import slots as slot_memory
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
 from pipeline.trace import OFF
@@ -65,7 +65,7 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
 
 
 def test_behind_a_window_less_is_needed_and_taken(parts, monkeypatch):
-    for module in (caches, memory):
+    for module in (slot_memory, memory):
         monkeypatch.setattr(module, "BLOCK_SLOTS", 4)
     changed = {**parts[1].config, "model_type": "mistral", "sliding_window": 16, "max_position_embeddings": 9999}
     monkeypatch.setattr(Part, "config", changed)

@@ -29,7 +29,7 @@ from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.run import run
 from launch.timing import random_weights
-from model.cache import AdmittedRows, HeldSlots
+from model.cache import AdmittedRows
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Scales, Slice, fill
@@ -38,6 +38,7 @@ from model.native.compiler import levels, library, private_folder
 from model.native.layers import NativeSlice, reason_against
 from model.native.linear import NativeProducts
 from model.sample import Sampler
+from model.slots import HeldSlots
 from model.weights import int4
 from model.weights.quant import LINEAR, quantize
 from scripts import generate

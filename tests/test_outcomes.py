@@ -7,7 +7,7 @@ from config.run_config import Growth
 from model.drafts.mixture import Mixture, levels_left
 from model.drafts.network import at_once
 from model.tree import TokenTree
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.messages import Segment
 from tests.test_mixture import Table
 from tests.tiny import TINY, Oracle, pipeline

@@ -14,7 +14,7 @@ from model.drafts.partial import PartialDraft, way_to
 from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.link import Peers
 from pipeline.messages import Features, Prune, Segment
 from pipeline.requests import RequestTarget

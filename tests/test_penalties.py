@@ -13,7 +13,7 @@ from model.law import PathLaw
 from model.rules import RULES
 from model.sample import Penalties, Sampler, warp
 from model.tree import TokenTree
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from tests.checkpoints import refused
 from tests.test_requests import PROMPTS, by_turns

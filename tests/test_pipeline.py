@@ -17,7 +17,7 @@ from config.methods import METHODS
 from launch.pipeline import Pipeline
 from launch.split.write import Layout, split
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.saved import wait_until
 from tp.group import ThreadGroup
 

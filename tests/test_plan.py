@@ -33,7 +33,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
-from pipeline.decode import Answer, Request
+from pipeline.answers import Answer, Request
 
 VOCAB = 50
 SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5,

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.transport import CONTROL
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.messages import Prune
 from tests.tiny import SPECULATIVE, TINY, Oracle, pipeline, write
 

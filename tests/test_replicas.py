@@ -13,7 +13,8 @@ import pytest
 from cluster.transport import Inbox, LocalLink
 from config.profiles import Profile
 from model.sample import Sampler, warp
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.link import Peers
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas

@@ -8,7 +8,7 @@ import pytest
 
 from config.presets import ROOT
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from tests.tiny import DEEP, TINY, pipeline
 

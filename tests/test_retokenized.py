@@ -16,7 +16,7 @@ from model.sample import Sampler
 from model.text import decoded
 from model.tree import TokenTree
 from model.weights.parts import EMBED, HEAD
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.saved import here, save_model
 from tests.test_mixture import grown
 from tests.tiny import CONFIG, TINY, pipeline

@@ -31,7 +31,7 @@ from model.rules import (
 )
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.checkpoints import refused
 from tests.test_sample import ALPHA, p_value
 from tests.tiny import TREE, Tiny, pipeline

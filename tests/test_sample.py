@@ -7,7 +7,7 @@ import torch
 from scipy.special import chdtrc  # scipy.stats takes a second to import
 
 from model.sample import Sampler, gumbel, warp
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.checkpoints import refused
 from tests.tiny import TINY, pipeline
 

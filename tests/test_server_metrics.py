@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.pipeline import Generation
-from pipeline.decode import Answer
+from pipeline.answers import Answer
 from pipeline.trace import OFF
 from serve.metrics import Metrics
 

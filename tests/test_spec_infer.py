@@ -15,7 +15,7 @@ from config.run_config import RunConfig
 from eval.specinfer.command import main, profile_lines
 from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInferConfig, flags_of, read
 from launch.pipeline import Pipeline
-from pipeline.decode import Answer
+from pipeline.answers import Answer
 from tests.checkpoints import refused
 
 LLM = str(TOY / "llama")

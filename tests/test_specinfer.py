@@ -20,7 +20,7 @@ from launch.split.write import Layout, split
 from model.rules import RULES
 from model.sample import Sampler
 from model.weights.parts import Part
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.forked import ranks
 from tests.saved import ASK, FORM, NEW, PROMPT, here, reference, save_tokenizer, token_ids
 from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, write

@@ -19,7 +19,7 @@ from eval.bench.links import links
 from launch.ranks import Member
 from launch.split.write import Layout, split
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.link import Peers
 from tests.forked import CONTEXT
 from tests.test_recovery import ASK, NEW, PROMPT, opened, reference, struck

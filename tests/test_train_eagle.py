@@ -24,7 +24,7 @@ from model.text import Text
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
-from pipeline.decode import Request
+from pipeline.answers import Request
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
 from tests.test_families import MODELS, config_class

@@ -10,7 +10,7 @@ from eval.tokens_per_pass import among_best, among_drawn, by_mss, merged_passes,
 from model.drafts.mixture import Mixture
 from model.rules import laws, mss, naive, with_replacement
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from scripts.bench import main
 from tests.saved import save_model
 from tests.test_acceptance import save_off

@@ -16,7 +16,7 @@ from launch.ask import GENERATE
 from launch.pipeline import Pipeline
 from launch.run import run
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.answers import Request
 from pipeline.link import Link
 from pipeline.messages import Message, Prune, Reset, Segment, Start, newest_request
 from pipeline.stage import Stage

@@ -29,7 +29,8 @@ from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.link import Peers
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage

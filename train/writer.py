@@ -15,7 +15,8 @@ from config.trees import TreeConfig
 from model.drafts.draft import NoDraft
 from model.sample import Sampler
 from model.whole import Whole
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import autoregressive

@@ -13,7 +13,8 @@ from typing import Any, Callable, Hashable, Iterable, Mapping, NamedTuple, Seque
 
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
-from pipeline.decode import Answer, Decoder, Request
+from pipeline.answers import Answer, Request
+from pipeline.decode import Decoder
 
 MAX_SIZE = 1 << 40  # more than memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",

@@ -13,7 +13,7 @@ from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
-from pipeline.decode import Answer
+from pipeline.answers import Answer
 
 STAGE_COUNTS = ("1", "2", "4")
 METHODS = ("ar", "continuous", "streaming")

@@ -11,7 +11,9 @@ from typing import Hashable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from eval.metrics import quantile
-from pipeline.decode import Coroutine, Decoder, Request, Until, concurrent
+from pipeline.answers import Request
+from pipeline.concurrent import Coroutine, Until, concurrent
+from pipeline.decode import Decoder
 
 TAIL = 0.95
 

@@ -25,7 +25,7 @@ from eval.tables import in_columns, number, save
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from launch.run import Command, run
-from pipeline.decode import Request
+from pipeline.answers import Request
 
 DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 TOY_DEFAULTS = {"draft": "eagle+suffix"}

@@ -36,7 +36,7 @@ from launch.progress import ProgressBar
 from launch.spec import RankSpec
 from launch.timing import Passed, inputs, passes
 from model.sample import Sampler
-from pipeline.decode import Answer, Request
+from pipeline.answers import Answer, Request
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 

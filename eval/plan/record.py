@@ -32,7 +32,8 @@ from model.drafts.eagle import Eagle
 from model.drafts.network import ModelDraft, TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.decode import Decoder, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder
 
 # Tokens, the most likely first, and their log-probabilities; above temperature 0 then the same for the tokens that
 # most likely win with the noise of their position.

@@ -19,7 +19,8 @@ from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
-from pipeline.decode import Answer, Decoder, PipelineLimits, Request
+from pipeline.answers import Answer, Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES

@@ -18,7 +18,7 @@ from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch.ask import table
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from pipeline.decode import Answer
+from pipeline.answers import Answer
 
 ANOTHER_OUTPUT = "choose another output file"
 FIRST_GUID = 1_000_000  # ids of requests are numbered as in the original

@@ -16,7 +16,8 @@ from model.drafts.head_files import draft_with, load_head
 from model.drafts.heads import MtpHead
 from model.drafts.mixture import Mixture
 from model.weights.checkpoint import Checkpoint
-from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import serial
 from train.data import TokenRow, answer_row
 from train.eagle.teacher import Teacher
