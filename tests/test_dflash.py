@@ -65,8 +65,10 @@ def turned(x_THE, positions):
     return x_THE * cos + torch.cat((-second, first), -1) * sin
 
 
-def plainly(held, embedding, context, block, begin):
+def plainly(held, embedding, context, block, begin, is_causal=False):
     """The rows of a block by the definition: in every layer they see keys of the context's features, and each other.
+
+    If `is_causal`, as in JetSpec, they see no later rows of the block.
 
     `context` are the target's features of the text, position by position from 0; the block begins at `begin`.
     """
@@ -86,6 +88,9 @@ def plainly(held, embedding, context, block, begin):
         q, k = turned(q, places[len(context):]), turned(k, places)
         k, v = (each.repeat_interleave(HEADS // SHARED, 1) for each in (k, v))
         score = torch.einsum("the,she->hts", q, k) / math.sqrt(SIZE)
+        if is_causal:
+            later = torch.ones(score.shape[1:], dtype=torch.bool).triu(len(context) + 1)
+            score = score.masked_fill(later, -math.inf)
         out = torch.einsum("hts,she->the", score.softmax(-1), v).reshape(len(row), -1)
         x = x + out @ own["self_attn.o_proj.weight"].T
         row = normed(x, own["post_attention_layernorm.weight"])
@@ -104,9 +109,13 @@ def grown_tree(draft, features, ids=IDS, limit=99):
     return tree
 
 
+@pytest.mark.parametrize("causal_key", ["", "causal_head", "causal"])
 @pytest.mark.parametrize("begins", [0, 4])
-def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
-    held = publish(tmp_path / "head")
+def test_a_published_head_says_what_its_definition_says(tmp_path, begins, causal_key):
+    dflash_config = {"mask_token_id": 52, "target_layer_ids": [layer - 1 for layer in usual_layers(8)]}
+    if causal_key:
+        dflash_config[causal_key] = True
+    held = publish(tmp_path / "head", dflash_config=dflash_config)
     embedding = torch.randn(CONFIG.vocab, CONFIG.hidden, dtype=torch.float64)
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: embedding, torch.float64, "cpu")
     assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5)
@@ -117,7 +126,7 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
         grown_tree(draft, features, IDS[:begins])
     grown_tree(draft, features)
     block = [IDS[-1], *[52] * 5]
-    want = DEEP.lm_head(plainly(held, embedding, features, block, len(IDS) - 1))[1:]
+    want = DEEP.lm_head(plainly(held, embedding, features, block, len(IDS) - 1, bool(causal_key)))[1:]
     torch.testing.assert_close(draft._logits, want, atol=1e-5, rtol=1e-5)  # tables of rotary positions are float32
 
 
@@ -189,7 +198,8 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     ({"dflash_config": {"mask_token_id": 53, "target_layer_ids": [1, 3]}}, "says mask_token_id=53"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [3, 1]}}, "(only layers in rising order, from 0 to 6)"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 7]}}, "(only layers in rising order, from 0 to 6)"),
-    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "key 'causal_head'"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal": 1}},
+     "says causal=1, which is not supported (only true or false)"),
     ({"selector_rank": 3}, "has the unknown key 'selector_rank'"),
     ({"dflash_config": 5}, "says dflash_config=5, which should be an object"),
     ({"dflash_config": [1]}, "says dflash_config=[1], which should be an object"),

@@ -1,6 +1,7 @@
-"""Published draft heads that guess a block of tokens in one pass: DFlash and DSpark, by the keys of their config.json.
+"""Published draft heads that guess a block of tokens in one pass: DFlash, JetSpec and DSpark, by their config.json.
 
-DFlash is arXiv 2602.06036, DSpark arXiv 2607.05147. Their `target_layer_ids` count the outputs of the target's layers.
+DFlash is arXiv 2602.06036, JetSpec, a DFlash head whose block is causal, 2606.18394, and DSpark 2607.05147. Their
+`target_layer_ids` count the outputs of the target's layers.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ DFLASH, DSPARK = "DFlashDraftModel", "Qwen3DSparkModel"  # architectures
 NESTED_KEYS = "dflash_config"  # an optional object in which a DFlash head nests the block's keys
 LAYER_IDS, BLOCK_SIZE, MASK_TOKEN = "target_layer_ids", "block_size", "mask_token_id"
 BLOCK_SIZES = range(2, 65)
+CAUSAL_KEYS = ("causal_head", "causal")  # true for JetSpec, as its authors write it, and as vLLM reads it
 MARKOV_RANK, MARKOV_TYPE = "markov_rank", "markov_head_type"
 LARGEST_RANK = 8192
 # of the training, of the confidence head, which is not read, and of the target
@@ -29,6 +31,7 @@ class BlockForm:
     size: int  # rows of a block: the known token, then masks
     mask: int  # the token in the place of the guesses
     first_guess: int = 1  # the row whose output is the first guess: 1, the first mask, or 0, the known token (DSpark)
+    is_causal: bool = False  # whether a row sees no later row of the block (JetSpec)
     markov_rank: int = 0  # of the bias that each guess adds to the logits of the next (DSpark); 0: none
 
 
@@ -52,8 +55,10 @@ def read_block(config: Mapping[str, Any]) -> BlockForm:
     values = _unnested(config)
     inner_layers = tuple(layer + 1 for layer in values[LAYER_IDS])
     if _is_dspark(config):
-        return BlockForm(inner_layers, values[BLOCK_SIZE], values[MASK_TOKEN], 0, values[MARKOV_RANK])
-    return BlockForm(inner_layers, values[BLOCK_SIZE], values[MASK_TOKEN])
+        return BlockForm(inner_layers, values[BLOCK_SIZE], values[MASK_TOKEN], 0, markov_rank=values[MARKOV_RANK])
+
+    is_causal = any(values.get(name) for name in CAUSAL_KEYS)
+    return BlockForm(inner_layers, values[BLOCK_SIZE], values[MASK_TOKEN], is_causal=is_causal)
 
 
 def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iterator[str]:
@@ -69,6 +74,8 @@ def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iter
         values.pop(name, None)
     if _is_dspark(config):
         yield from _markov_problems(values.pop(MARKOV_RANK, None), values.pop(MARKOV_TYPE, None))
+    else:
+        yield from _causal_problems({name: values.pop(name, None) for name in CAUSAL_KEYS})
 
     yield from head_problems(values, True, layers, context)
     is_rising = fits(layer_ids, [int]) and layer_ids == sorted(set(layer_ids))
@@ -78,6 +85,12 @@ def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iter
         yield only_supported(BLOCK_SIZE, block_size, f"{BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}")
     if not (fits(mask_token, int) and mask_token in range(config["vocab_size"])):
         yield only_supported(MASK_TOKEN, mask_token, "a token of the model")
+
+
+def _causal_problems(causal_values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in causal_values.items():
+        if value is not None and not fits(value, bool):
+            yield only_supported(name, value, "true or false")
 
 
 def _markov_problems(bias_size: Any, markov_type: Any) -> Iterator[str]:

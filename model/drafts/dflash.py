@@ -1,9 +1,10 @@
-"""A draft that guesses a block of tokens in one pass, with a DFlash head.
+"""A draft that guesses a block of tokens in one pass, with a DFlash or a JetSpec head.
 
 After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip, followed by mask tokens. These
 rows see each other and, in every layer, keys and values computed from the target's features of the text before the tip.
 The output at a mask is the marginal law of the token there. From these marginals `model/drafts/mixture.py` grows the
-tree best first, as DDTree does (L. Ringel and Y. Romano, arXiv 2604.12989).
+tree best first, as DDTree does (L. Ringel and Y. Romano, arXiv 2604.12989). In a JetSpec head (L. Hu et al., arXiv
+2606.18394) a row does not see later rows of the block; all else is the same.
 
 Shapes: T rows, N concatenated inner features, V vocabulary.
 """
@@ -153,7 +154,8 @@ class BlockDraft(TreeDraft):
         # into the cache
         text_parents = [tree.nodes[node].parent for node in text_nodes]
         block_parents = [node_before_block, *block_ids][:num_block_rows]
-        self.cache.admit([*text_nodes, *block_ids], [*text_parents, *block_parents], len(text_nodes), mutual=True)
+        self.cache.admit([*text_nodes, *block_ids], [*text_parents, *block_parents], len(text_nodes),
+                         mutual=not self.form.is_causal)
 
         # inputs
         block_tokens = [first.token, *[self.form.mask] * num_block_rows][:num_block_rows]
