@@ -36,7 +36,7 @@ class Whole:
         name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
         load(self.body, kind, Recast(source, name_in_file, kind, sound=True), dtype, device)
         self.lm_head = Logits(self.config)
-        fill(self.lm_head, {"product.weight": source.sound(names_of_root[HEAD])}, dtype, device)
+        fill(self.lm_head, {"product.weight": source.read_finite(names_of_root[HEAD])}, dtype, device)
 
     def cache(self, num_slots: int) -> TreeCache:
         """Return an empty cache for a text of `num_slots` tokens."""

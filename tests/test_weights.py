@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from model.weights import checkpoint
-from model.weights.checkpoint import WORD, WORDS, Checkpoint, TensorForm, checksum, writing
+from model.weights.checkpoint import WORD_BYTES, WORDS_PER_PAGE, Checkpoint, TensorForm, checksum, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
 from tests.checkpoints import refused, same, save_llama, tensors_of
@@ -79,7 +79,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
 
 
 def test_a_checksum_finds_every_changed_bit_and_pages_in_another_order():
-    page = WORD * WORDS
+    page = WORD_BYTES * WORDS_PER_PAGE
     data = bytearray(i * i % 251 for i in range(3 * page + 5))
     whole, damaged = checksum(data), []
     for at in (0, 1, page - 1, page, 2 * page + 77, 3 * page, len(data) - 1):
@@ -156,7 +156,7 @@ def test_a_shard_that_is_missing_and_a_shard_that_lacks_a_tensor_are_refused(tmp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path, monkeypatch, dtype, broken):
-    monkeypatch.setattr(checkpoint, "BLOCK", 4)
+    monkeypatch.setattr(checkpoint, "ELEMENTS_AT_ONCE", 4)
     tensors = {"good": torch.full((3, 3), torch.finfo(dtype).max, dtype=dtype),
                "bad": torch.zeros(3, 3, dtype=dtype),
                "ids": torch.arange(3), "nothing": torch.zeros(0, 3, dtype=dtype)}
@@ -164,10 +164,10 @@ def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path,
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     source = Checkpoint(tmp_path)
-    assert all(torch.equal(source.sound(name), tensors[name])
+    assert all(torch.equal(source.read_finite(name), tensors[name])
                for name in ("good", "ids", "nothing"))
     with refused(f"bad in {tmp_path / 'model.safetensors'} is not finite (NaN or infinity); download the model again"):
-        source.sound("bad")
+        source.read_finite("bad")
 
 
 @pytest.mark.parametrize(("key", "value", "sentence"), [

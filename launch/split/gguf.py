@@ -26,7 +26,7 @@ from launch.split.gguf_tokenizer import Vocabulary
 from model.llama import LlamaConfig
 from model.rotary import Rotary
 from model.weights.blocks import TYPES_BY_NAME
-from model.weights.checkpoint import GGUF_LIST, NAMES, TensorForm, half_a_head_apart, sample, writing
+from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half_a_head_apart, sample, writing
 from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
@@ -347,7 +347,7 @@ class GgufFile:
             start += int(expert[1]) * stored.bytes
         return {
             "file": self._files[tensor_name],
-            "dtype": NAMES[stored.dtype],
+            "dtype": CODES_BY_DTYPE[stored.dtype],
             "shape": stored.shape,
             "start": start,
             "turned": self._sizes.head_dim if self._is_turned(name) else 0,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from config.schema.fields import COUNT, list_of
 from config.schema.untrusted import short_repr
-from model.weights.checkpoint import NAMES, TensorForm
+from model.weights.checkpoint import CODES_BY_DTYPE, TensorForm
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[TensorForm, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
@@ -106,8 +106,8 @@ def _shape(forms: Mapping[str, TensorForm], name: str, *wanted: int | None,
     fits = len(found.shape) == len(wanted) and all(found.shape)
     differs = (size not in (None, own) for size, own in zip(wanted, found.shape))
     if not fits or any(differs) or dtype not in (None, found.dtype):
-        raise ValueError(f"{name} has type {NAMES[found.dtype]} and shape {found.shape}, which does not fit the "
-                         "tensors that belong to it; download the model again")
+        raise ValueError(f"{name} has type {CODES_BY_DTYPE[found.dtype]} and shape {found.shape}, which does not fit "
+                         "the tensors that belong to it; download the model again")
     return found.shape
 
 

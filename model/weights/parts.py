@@ -19,7 +19,7 @@ from config.schema.fields import NAME, Kind, check, integer, list_of, number, on
 from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
-from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
+from model.weights.checkpoint import CODES_BY_DTYPE, SOURCES, Checkpoint
 from model.weights.split import AUTO, balance, number_of, parse_stages, placements, rooms_of, span
 from model.weights.unfold import BUFFER
 
@@ -166,8 +166,9 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
     """Raise ValueError if a tensor has a type that weights never have, since its bytes would be misread."""
     found = source.form(name).dtype
     if found not in types:
-        allowed = " or ".join(NAMES[dtype] for dtype in types)
-        raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
+        allowed = " or ".join(CODES_BY_DTYPE[dtype] for dtype in types)
+        raise ValueError(f"{name} in {source.folder} has type {CODES_BY_DTYPE[found]} instead of {allowed}; "
+                         "download it again")
 
 
 def _unsplit(named: Path) -> str:

@@ -144,10 +144,10 @@ class Recast(Mapping[str, Tensor]):
     def _made(self, name: str) -> dict[str, Tensor]:
         if self.kind == STORED:
             if self.sound:
-                self.source.sound(self.names[name])  # the numbers in blocks show only when they are unfolded
+                self.source.read_finite(self.names[name])  # the numbers in blocks show only when they are unfolded
             return {name: self.source.read_stored(self.names[name])}
 
-        read = self.source.sound if self.sound else self.source.read
+        read = self.source.read_finite if self.sound else self.source.read
         tensor = read(self.names[name])
         if self._quantizes(name):
             return _with_names(name, quantize(self.kind, tensor))
