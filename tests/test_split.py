@@ -112,12 +112,12 @@ def test_a_model_that_was_trained_again_is_split_again(models, tmp_path):
 
 def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1000))
-    marks = {sample(tmp_path / "file", block=10, blocks=4)}
+    marks = {sample(tmp_path / "file", block_size=10, num_blocks=4)}
     for place in (0, 335, 999):
         data = bytearray(1000)
         data[place] = 1
         (tmp_path / "file").write_bytes(data)
-        marks.add(sample(tmp_path / "file", block=10, blocks=4))
+        marks.add(sample(tmp_path / "file", block_size=10, num_blocks=4))
     assert len(marks) == 4
 
 
