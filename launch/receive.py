@@ -16,7 +16,7 @@ from config.files import SPACE_REMEDY, as_value_error, cache_folder, make_privat
 from config.schema.fields import check
 from config.schema.untrusted import parse_object
 from launch.progress import ProgressBar
-from model.weights.parts import BLOCK, FIELDS, MANIFEST, NEEDED, WEIGHTS
+from model.weights.parts import BYTES_AT_ONCE, MANIFEST, MANIFEST_FIELDS, NEEDED_FIELDS, WEIGHTS
 
 STAGE_FILES = ("config.json", WEIGHTS)  # besides the manifest; rank 0 alone has a tokenizer and a head
 PIECE_BYTES = 1 << 20
@@ -50,7 +50,7 @@ def received_part(request_piece: ReadPiece, split_id: str) -> Path:
     """
     manifest_bytes = _manifest_from(request_piece)
     manifest = parse_object(manifest_bytes, SENDER, COPIED)
-    check(manifest, FIELDS, SENDER, COPIED, NEEDED)
+    check(manifest, MANIFEST_FIELDS, SENDER, COPIED, NEEDED_FIELDS)
     if manifest["split_id"] != split_id or manifest["files"].keys() != set(STAGE_FILES):
         raise ValueError(f"{SENDER} is not that of a stage of its split: {COPIED}")
 
@@ -100,7 +100,7 @@ def _receive_file(request_piece: ReadPiece, path: Path, entry: Mapping[str, Any]
     incomplete_path = path.with_name(f"{path.name}.incomplete")
     with incomplete_path.open("a+b") as incomplete_file:
         incomplete_file.seek(0)
-        while block := incomplete_file.read(BLOCK):
+        while block := incomplete_file.read(BYTES_AT_ONCE):
             digest.update(block)
         offset = incomplete_file.tell()
         bar.update(offset)

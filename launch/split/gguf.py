@@ -27,7 +27,7 @@ from model.llama import LlamaConfig
 from model.rotary import Rotary
 from model.weights.blocks import TYPES_BY_NAME
 from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half_a_head_apart, sample, writing
-from model.weights.parts import shapes
+from model.weights.parts import tensor_shapes
 from model.weights.unfold import FUSED
 
 FORM = 4  # of folders; one of an older form, whose tokenizer may split texts wrongly, is made again
@@ -385,7 +385,7 @@ class GgufFile:
     def _forms(self) -> dict[str, TensorForm]:
         """Return the forms of the decoder's tensors, with products fused where the file has them fused."""
         forms: dict[str, TensorForm] = {}
-        for name, shape in shapes(self._sizes):
+        for name, shape in tensor_shapes(self._sizes):
             part = name.split(".")[-2]
             for together, parts in FUSED.items():
                 if "experts" in name or part not in parts:

@@ -24,80 +24,91 @@ from model.weights.split import AUTO, balance, number_of, parse_stages, placemen
 from model.weights.unfold import BUFFER
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # held with the first and the last layer
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
+LAYER_PREFIX = re.compile(r"model\.layers\.(\d+)\.")
+WITH_FIRST_LAYER, WITH_LAST_LAYER = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 WEIGHTS = "model.safetensors"
 HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the draft head
-BLOCK = 1 << 24  # bytes hashed at once
+
+BYTES_AT_ONCE = 1 << 24  # that are hashed
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of plain weights
 QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
 Shape = Tuple[int, ...]
-ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
+
+FILE_ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # in a manifest
 LAYERS = list_of(integer(0, 1 << 16), max_length=1024)
-FIELDS = {  # of a manifest
+MANIFEST_FIELDS = {
     "rank": integer(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*QUANTIZATIONS),
     "shares": list_of(number(1e-9, 1e9), max_length=1024),
     "inner": LAYERS,
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
-                  and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])
+                  and all(map(stays_inside, files)) and fits([*files.values()], [FILE_ENTRY])
                   and all(fits(entry.get("checksums", {}), {int}) for entry in files.values())),
 }
-NEEDED = ("rank", "stages", "layers", "split_id", "files")
+NEEDED_FIELDS = ("rank", "stages", "layers", "split_id", "files")
 
+
+# --- the tensors of each rank -----------------------------------------------------------------------------------------
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
     """Return layers per rank as `parse_stages`; "auto:4" splits by bytes, "auto:8,8,16" in proportion to gigabytes."""
     check_model(source)  # without it, a config with an endless number of layers would be split endlessly
-    layers = read_sizes(source).layers
+    num_layers = read_sizes(source).layers
     auto = AUTO.fullmatch(text.strip())
     if not auto:
-        return parse_stages(text, layers)
-    stages = number_of(auto, min(4, layers))
-    if stages > layers:
-        raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
-    bytes_of = [0] * layers
+        return parse_stages(text, num_layers)
+
+    num_stages = number_of(auto, min(4, num_layers))
+    if num_stages > num_layers:
+        raise ValueError(f"stages={text} does not fit: the model has {num_layers} layers, so choose at most "
+                         f"auto:{num_layers}")
+
+    layer_bytes = [0] * num_layers
     for name in source.names():
-        layer = layer_of(name, layers)
+        layer = layer_of(name, num_layers)
         if layer is not None:
-            bytes_of[layer] += source.form(name).bytes
-    return [0, *balance(bytes_of, rooms_of(auto) or [1] * stages)]
+            layer_bytes[layer] += source.form(name).bytes
+    stage_sizes = rooms_of(auto) or [1] * num_stages
+    return [0, *balance(layer_bytes, stage_sizes)]
 
 
-def layer_of(name: str, layers: int) -> int | None:
+def layer_of(name: str, num_layers: int) -> int | None:
     """Return the layer with which a tensor is held (embeddings: the first); None for the LM head and unknown ones."""
-    layer = LAYER.match(name)
-    if layer:
-        return int(layer[1]) if int(layer[1]) < layers else None
-    if FIRST.match(name):
+    layer_prefix = LAYER_PREFIX.match(name)
+    if layer_prefix:
+        layer = int(layer_prefix[1])
+        return layer if layer < num_layers else None
+    if WITH_FIRST_LAYER.match(name):
         return 0
-    return layers - 1 if LAST.match(name) else None
+    return num_layers - 1 if WITH_LAST_LAYER.match(name) else None
 
 
-def assign(names: Iterable[str], stages: list[int], tied: bool,
-           borrows: bool = False) -> list[dict[str, str]]:
-    """Return each stage's tensors; rank 0 has a tied LM head, too, or the embedding if a draft head `borrows` it."""
-    owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
-    parts: list[dict[str, str]] = [{} for _ in stages]
+def assign(names: Iterable[str], stages: list[int], tied: bool, needs_embedding: bool = False) -> list[dict[str, str]]:
+    """Return each stage's tensors; rank 0 has a tied LM head, too, or the embedding if a draft head needs it."""
+    stage_of_layer = [stage for stage, num_layers in enumerate(stages) for _ in range(num_layers)]
+    tensors_of_stages: list[dict[str, str]] = [{} for _ in stages]
     for name in names:
-        layer = layer_of(name, len(owner))
         if BUFFER.search(name) or (name == HEAD and tied):
             continue
+        layer = layer_of(name, len(stage_of_layer))
         if name == HEAD:
-            parts[0][name] = name
+            tensors_of_stages[0][name] = name
         elif layer is not None:
-            parts[owner[layer]][name] = name
+            tensors_of_stages[stage_of_layer[layer]][name] = name
         else:
             raise ValueError(f"the checkpoint holds {name}, which belongs to no rank; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
-    first = owner[0]
-    if tied and EMBED in parts[first]:
-        parts[0][HEAD] = parts[first][EMBED]
-    elif borrows:
-        parts[0][EMBED] = parts[first][EMBED]
-    return parts
 
+    with_embedding = tensors_of_stages[stage_of_layer[0]]
+    if tied and EMBED in with_embedding:
+        tensors_of_stages[0][HEAD] = with_embedding[EMBED]
+    elif needs_embedding:
+        tensors_of_stages[0][EMBED] = with_embedding[EMBED]
+    return tensors_of_stages
+
+
+# --- the checks of a whole model --------------------------------------------------------------------------------------
 
 def read_sizes(source: Checkpoint) -> LlamaConfig:
     """Read the sizes from the `config.json` of a folder. Raises ValueError, with the folder, for an invalid field."""
@@ -109,75 +120,85 @@ def read_sizes(source: Checkpoint) -> LlamaConfig:
 
 def check_model(source: Checkpoint) -> None:
     """Raise ValueError for an unsupported model, or for one with other tensors than its config describes."""
-    config = source.config
     if "fc.weight" in source.names():
         raise ValueError(f"{source.folder} is a draft head, which needs its model: name the model's folder, "
                          "and this one as its head (--eagle)")
-    kind = str(config.get("model_type"))
-    own = FAMILIES[kind].architecture if kind in FAMILIES else kind
-    kinds = config.get("architectures") or [own]
-    known = [family.architecture for family in FAMILIES.values()]
-    if not set(known).intersection(kinds):
-        raise ValueError(f"{source.folder} holds a {kinds[0]}, which is not supported; choose a model of the kind "
-                         f"{', '.join(known[:-1])} or {known[-1]}")
-    c = read_sizes(source)
-    if c.family.architecture not in kinds:
-        raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
+
+    # the architecture
+    config = source.config
+    model_type = str(config.get("model_type"))
+    usual_architecture = FAMILIES[model_type].architecture if model_type in FAMILIES else model_type
+    architectures = config.get("architectures") or [usual_architecture]
+    supported = [family.architecture for family in FAMILIES.values()]
+    if not set(supported).intersection(architectures):
+        raise ValueError(f"{source.folder} holds a {architectures[0]}, which is not supported; choose a model of the "
+                         f"kind {', '.join(supported[:-1])} or {supported[-1]}")
+    sizes = read_sizes(source)
+    if sizes.family.architecture not in architectures:
+        raise ValueError(f"{source.folder / 'config.json'} says architectures={architectures} and "
                          f"model_type={config.get('model_type')!r}; copy it again from the model")
+
+    # the tensors
     names = {name: name for name in source.names() if not BUFFER.search(name)}
-    if c.tied:
+    if sizes.tied:
         names.pop(HEAD, None)
-    check_shapes(source, names, shapes(c), "take weights and config.json of the same model")
-    for name in names.values():
+    check_shapes(source, names, tensor_shapes(sizes), "take weights and config.json of the same model")
+    for name in names:
         check_type(source, name)
 
 
-def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, Shape]]:
     """Yield the names and shapes of a model's tensors, lazily, since a config may claim any number of layers."""
-    layer: dict[str, Shape] = {}
-    for name, p in Slice(replace(c, layers=1), 0, 1).named_parameters():
+    layer_shapes: dict[str, Shape] = {}
+    for name, parameter in Slice(replace(sizes, layers=1), 0, 1).named_parameters():
+        shape = tuple(parameter.shape)
         if name.startswith("layers.0."):
-            layer[name[len("layers.0."):]] = tuple(p.shape)
+            layer_shapes[name[len("layers.0."):]] = shape
         else:
-            yield f"model.{name}", tuple(p.shape)
-    if not c.tied:
-        yield HEAD, (c.vocab, c.hidden)
-    for i in range(c.layers):
-        yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
+            yield f"model.{name}", shape
+
+    if not sizes.tied:
+        yield HEAD, (sizes.vocab, sizes.hidden)
+    for layer in range(sizes.layers):
+        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in layer_shapes.items())
 
 
-def check_shapes(source: Checkpoint, names: Mapping[str, str], wanted: Iterable[tuple[str, Shape]],
+def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, Shape]],
                  remedy: str) -> None:
-    """Raise ValueError if tensors differ from the wanted ones; `names` maps the wanted names to those of the file."""
-    left = dict(names)
-    for name, shape in wanted:
-        if name not in left:
+    """Raise ValueError if tensors differ from the expected ones; `names` maps expected names to those of the file."""
+    unchecked_names = dict(names)
+    for name, expected_shape in expected_shapes:
+        if name not in unchecked_names:
             raise ValueError(f"{source.folder} lacks {name}; {remedy}")
-        theirs = left.pop(name)
-        found = source.form(theirs).shape
-        if found != shape:
-            raise ValueError(f"{theirs} in {source.folder} has shape {found} instead of {shape}; {remedy}")
-    if left:
-        stray = next(iter(left.values()))
-        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; {remedy}")
+        name_in_file = unchecked_names.pop(name)
+        shape = source.form(name_in_file).shape
+        if shape != expected_shape:
+            raise ValueError(f"{name_in_file} in {source.folder} has shape {shape} instead of {expected_shape}; "
+                             f"{remedy}")
+
+    if unchecked_names:
+        extra_name = next(iter(unchecked_names.values()))
+        raise ValueError(f"{source.folder} holds {extra_name}, which its config.json has no place for; {remedy}")
 
 
 def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
     """Raise ValueError if a tensor has a type that weights never have, since its bytes would be misread."""
-    found = source.form(name).dtype
-    if found not in types:
-        allowed = " or ".join(CODES_BY_DTYPE[dtype] for dtype in types)
-        raise ValueError(f"{name} in {source.folder} has type {CODES_BY_DTYPE[found]} instead of {allowed}; "
+    dtype = source.form(name).dtype
+    if dtype not in types:
+        allowed_types = " or ".join(CODES_BY_DTYPE[allowed] for allowed in types)
+        raise ValueError(f"{name} in {source.folder} has type {CODES_BY_DTYPE[dtype]} instead of {allowed_types}; "
                          "download it again")
 
 
-def _unsplit(named: Path) -> str:
+# --- the part of a rank -----------------------------------------------------------------------------------------------
+
+def _hint_if_unsplit(path: Path) -> str:
     """Return the remedy if a rank's part, a whole model or a GGUF file was given as a split; else empty."""
-    if (named / MANIFEST).is_file():
-        return f"{named} is the part of one rank; name {named.parent}, which holds all of them"
-    if named.is_file() or any((named / name).is_file() for name in SOURCES):
-        return (f"{named} is a whole model; name it with base_dir=, or split it first: python split_and_save_models.py "
-                f"{named} OUT_DIR --stages 4")
+    if (path / MANIFEST).is_file():
+        return f"{path} is the part of one rank; name {path.parent}, which holds all of them"
+    if path.is_file() or any((path / name).is_file() for name in SOURCES):
+        return (f"{path} is a whole model; name it with base_dir=, or split it first: python split_and_save_models.py "
+                f"{path} OUT_DIR --stages 4")
     return ""
 
 
@@ -186,31 +207,36 @@ class Part:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 4"
-        again = f"split again: {command}"
+        split_command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 4"
+        split_again = f"split again: {split_command}"
         if not self.folder.is_dir():
-            raise ValueError(_unsplit(self.folder.parent) or
-                             f"there is no folder {self.folder}; split the model first: {command}")
+            raise ValueError(_hint_if_unsplit(self.folder.parent) or
+                             f"there is no folder {self.folder}; split the model first: {split_command}")
+
+        # the manifest
         if not (self.folder / MANIFEST).is_file():
-            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is incomplete; {again}")
-        self._accept(read_json(self.folder / MANIFEST), again)
-        for name, (size, _) in self.files.items():
+            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is incomplete; {split_again}")
+        self._accept(read_json(self.folder / MANIFEST), split_again)
+        for name, (expected_size, _) in self.files.items():
             path = self.folder / name
-            found = path.stat().st_size if path.is_file() else 0
-            if found != size:
-                raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; {again}")
+            file_size = path.stat().st_size if path.is_file() else 0
+            if file_size != expected_size:
+                raise ValueError(f"{path} has {file_size} bytes, but its manifest says {expected_size}; {split_again}")
+
+        # the weights
         self.weights = Checkpoint(self.folder, self._checksums.get(WEIGHTS))
-        self._check_tensors(again)
+        self._check_tensors(split_again)
         for name in self.files:
             if Path(name).name == "config.json":  # an edited one would silently change what is computed
-                self._compare(name, again)
+                self._compare(name, split_again)
 
-    def _accept(self, manifest: dict[str, Any], again: str) -> None:
+    def _accept(self, manifest: dict[str, Any], remedy: str) -> None:
         """Set the fields of the manifest. Raises ValueError if they are invalid or contradict each other."""
-        path = self.folder / MANIFEST
+        manifest_path = self.folder / MANIFEST
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
-            raise ValueError(f"{path} is damaged or not of this version of FlowSpec; {again}")
-        check(manifest, FIELDS, path, again, needed=NEEDED)
+            raise ValueError(f"{manifest_path} is damaged or not of this version of FlowSpec; {remedy}")
+        check(manifest, MANIFEST_FIELDS, manifest_path, remedy, needed=NEEDED_FIELDS)
+
         self.rank: int = manifest["rank"]
         self.stages: list[int] = manifest["stages"]
         self.split_id: str = manifest["split_id"]
@@ -220,32 +246,38 @@ class Part:
         entries = manifest["files"].items()
         self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
         self._checksums = {name: entry.get("checksums") for name, entry in entries}  # of tensors; older splits: none
-        places = placements(self.stages, len(self.shares))
-        ranks = range(len(places))
-        self.world = len(places)
-        first, *others = self.stages or [0]
-        misplaced = 0 in others or others and first
-        possible = self.rank in ranks and not misplaced
-        if possible:
-            stage, self.member = places[self.rank]
-            self.layers = span(self.stages, stage)
-            possible = list(self.layers) == manifest["layers"]
-        if not possible:
-            raise ValueError(f"{path} is damaged: its rank, stages, shares and layers contradict each other; {again}")
 
-    def _check_tensors(self, again: str) -> None:
+        # the rank's stage
+        rank_placements = placements(self.stages, len(self.shares))
+        self.world = len(rank_placements)
+        ranks = range(self.world)
+        first_count, *other_counts = self.stages or [0]
+        has_misplaced_layers = 0 in other_counts or other_counts and first_count
+        is_consistent = self.rank in ranks and not has_misplaced_layers
+        if is_consistent:
+            stage, self.member = rank_placements[self.rank]
+            self.layers = span(self.stages, stage)
+            is_consistent = list(self.layers) == manifest["layers"]
+        if not is_consistent:
+            raise ValueError(f"{manifest_path} is damaged: its rank, stages, shares and layers contradict each other; "
+                             f"{remedy}")
+
+    def _check_tensors(self, remedy: str) -> None:
         """Raise ValueError for weights of other layers than in the manifest, or of unsupported types."""
-        layers = read_sizes(self.weights).layers
-        if sum(self.stages) != layers:
-            raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {layers}; {again}")
+        num_layers = read_sizes(self.weights).layers
+        if sum(self.stages) != num_layers:
+            raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {num_layers}; "
+                             f"{remedy}")
+
         names = set(self.weights.names())
-        held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
-        if held != set(range(*self.layers)):
-            raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
+        layers = {int(layer_prefix[1]) for layer_prefix in map(LAYER_PREFIX.match, names) if layer_prefix}
+        if layers != set(range(*self.layers)):
+            raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {remedy}")
+
         for name in names:
-            owner, _, own = name.rpartition(".")
-            scaled = self.quant != "none" and own == "weight" and f"{owner}.scale" in names
-            check_type(self.weights, name, QUANTIZED if scaled else FLOATS)
+            owner, _, ending = name.rpartition(".")
+            has_scale = self.quant != "none" and ending == "weight" and f"{owner}.scale" in names
+            check_type(self.weights, name, QUANTIZED if has_scale else FLOATS)
 
     @property
     def has_blocks(self) -> bool:
@@ -259,11 +291,11 @@ class Part:
     @property
     def form(self) -> str:
         """The form of the split, as values of the keys `stages` and `tp`: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
-        tp = f"tp={len(self.shares)}"
+        tp_key = f"tp={len(self.shares)}"
         if len(self.stages) == 1:
-            return tp
+            return tp_key
         stages = "+".join(map(str, self.stages))
-        return stages if len(self.shares) == 1 else f"{stages} {tp}"
+        return stages if len(self.shares) == 1 else f"{stages} {tp_key}"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -301,11 +333,11 @@ class Part:
         """Like `verify`, for all files but weights, which are compared when they are read."""
         self.verify(name for name in self.files if name not in (WEIGHTS, HEAD_WEIGHTS))
 
-    def _compare(self, name: str, again: str) -> None:
+    def _compare(self, name: str, remedy: str) -> None:
         """Raise ValueError if a file has changed since it was written."""
         digest = hashlib.sha256()
         with (self.folder / name).open("rb") as file:
-            for block in iter(lambda: file.read(BLOCK), b""):
+            for block in iter(lambda: file.read(BYTES_AT_ONCE), b""):
                 digest.update(block)
         if digest.hexdigest() != self.files[name][1]:
-            raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); {again}")
+            raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); {remedy}")
