@@ -28,7 +28,7 @@ from model.rotary import Rotary
 from model.weights.blocks import TYPES_BY_NAME
 from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half_a_head_apart, sample, writing
 from model.weights.parts import tensor_shapes
-from model.weights.unfold import FUSED
+from model.weights.unfold import FUSED_LAYERS
 
 FORM = 4  # of folders; one of an older form, whose tokenizer may split texts wrongly, is made again
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
@@ -387,7 +387,7 @@ class GgufFile:
         forms: dict[str, TensorForm] = {}
         for name, shape in tensor_shapes(self._sizes):
             part = name.split(".")[-2]
-            for together, parts in FUSED.items():
+            for together, parts in FUSED_LAYERS.items():
                 if "experts" in name or part not in parts:
                     continue
                 if self._theirs(name.replace(part, parts[0])) not in self._tensors:

@@ -16,182 +16,200 @@ from config.schema.fields import COUNT, list_of
 from config.schema.untrusted import short_repr
 from model.weights.checkpoint import CODES_BY_DTYPE, TensorForm
 
-Make = Callable[[Sequence[Tensor]], Tensor]
-Unfolding = Tuple[TensorForm, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
+Conversion = Callable[[Sequence[Tensor]], Tensor]
+Unfolding = Tuple[TensorForm, Tuple[str, ...], Conversion]  # a weight's form, the tensors to read, their conversion
+QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
               ".weight_zero_point")  # tensors that are read together with a weight, or not at all
-FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of MXFP4's codes; from 8 on they are negative
-BLOCK = list_of(COUNT, 2)  # rows and columns of a block
+MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes up to 7; from 8 on they are negative
+BLOCK_SHAPE = list_of(COUNT, 2)  # rows and columns
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight adjacent columns in a word of AWQ
 
 
+# --- which tensors belong to a weight ---------------------------------------------------------------------------------
+
 def check_method(config: Mapping[str, Any]) -> None:
     """Raise ValueError for a checkpoint with an unsupported quantization."""
-    said = config.get("quantization_config")
-    if not said:
+    quant_config = config.get("quantization_config")
+    if not quant_config:
         return
-    method, bits = said.get("quant_method"), said.get("bits", 4)
-    if method not in METHODS:
+
+    method, num_bits = quant_config.get("quant_method"), quant_config.get("bits", 4)
+    if method not in QUANT_METHODS:
         raise ValueError(f"config.json says quantization_config with quant_method={short_repr(method)}, which is not "
-                         f"supported (only {', '.join(METHODS)}); take the model unquantized")
-    possible = {"gptq": (4, 8), "awq": (4,)}.get(method, (bits,))
-    if bits not in possible:
-        raise ValueError(f"config.json says {method} with bits={short_repr(bits)}, which is not supported (only 4, and "
-                         "8 of gptq); take the model unquantized")
-    if method == "awq" and said.get("version", "gemm") != "gemm":
-        raise ValueError(f"config.json says awq with version={short_repr(said['version'])}, which is not supported "
-                         "(only 'gemm'); take the model unquantized")
+                         f"supported (only {', '.join(QUANT_METHODS)}); take the model unquantized")
+    possible_bits = {"gptq": (4, 8), "awq": (4,)}.get(method, (num_bits,))
+    if num_bits not in possible_bits:
+        raise ValueError(f"config.json says {method} with bits={short_repr(num_bits)}, which is not supported (only 4, "
+                         "and 8 of gptq); take the model unquantized")
+    if method == "awq" and quant_config.get("version", "gemm") != "gemm":
+        raise ValueError(f"config.json says awq with version={short_repr(quant_config['version'])}, which is not "
+                         "supported (only 'gemm'); take the model unquantized")
 
 
-def packed(name: str, forms: Mapping[str, TensorForm], config: Mapping[str, Any]) -> Unfolding | None:
+def unfolding_of(name: str, forms: Mapping[str, TensorForm], config: Mapping[str, Any]) -> Unfolding | None:
     """Return how the tensor `name` is unfolded to a weight, or None if it is not quantized. Raises KeyError if a tensor
     that belongs to it is missing."""
-    base, _, own = name.rpartition(".")
-    said = config.get("quantization_config") or {}
-    if own == "qweight":
-        return _awq(base, forms) if said.get("quant_method") == "awq" else _gptq(base, forms, said)
-    if own == "weight_packed":
-        return _compressed(base, forms)
-    for scale in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
-        if own == "weight" and scale in forms:
-            blocks = said.get("weight_block_size") if scale.endswith("_inv") else None
-            make = partial(scaled, sizes=_sizes(forms, name, scale, blocks))
-            return TensorForm(forms[scale].dtype, forms[name].shape), (name, scale), make
+    layer_name, _, ending = name.rpartition(".")
+    quant_config = config.get("quantization_config") or {}
+    if ending == "qweight":
+        is_awq = quant_config.get("quant_method") == "awq"
+        return _awq(layer_name, forms) if is_awq else _gptq(layer_name, forms, quant_config)
+    if ending == "weight_packed":
+        return _compressed(layer_name, forms)
+
+    for scale_name in (f"{layer_name}.weight_scale_inv", f"{layer_name}.weight_scale"):
+        if ending == "weight" and scale_name in forms:
+            block_shape = quant_config.get("weight_block_size") if scale_name.endswith("_inv") else None
+            convert = partial(scaled, block_shape=_block_shape(forms, name, scale_name, block_shape))
+            return TensorForm(forms[scale_name].dtype, forms[name].shape), (name, scale_name), convert
     return None
 
 
-def _gptq(base: str, forms: Mapping[str, TensorForm], said: Mapping[str, Any]) -> Unfolding:
-    words, zeros, scale, order = (f"{base}.{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
-    bits = said.get("bits", 4)
-    in_word = 32 // bits
-    tall, outputs = _shape(forms, words, None, None)
-    groups, _ = _shape(forms, scale, None, outputs, dtype=None)
-    _shape(forms, zeros, groups, outputs // in_word)
-    theirs: tuple[str, ...] = (words, zeros, scale)
-    if order in forms:
-        _shape(forms, order, tall * in_word)
-        theirs = (*theirs, order)
+def _gptq(layer_name: str, forms: Mapping[str, TensorForm], quant_config: Mapping[str, Any]) -> Unfolding:
+    endings = ("qweight", "qzeros", "scales", "g_idx")
+    words_name, zeros_name, scale_name, order_name = (f"{layer_name}.{ending}" for ending in endings)
+    num_bits = quant_config.get("bits", 4)
+    codes_per_word = 32 // num_bits
+
+    num_word_rows, num_outputs = _checked_shape(forms, words_name, None, None)
+    num_inputs = num_word_rows * codes_per_word
+    num_groups, _ = _checked_shape(forms, scale_name, None, num_outputs, dtype=None)
+    _checked_shape(forms, zeros_name, num_groups, num_outputs // codes_per_word)
+    source_names: tuple[str, ...] = (words_name, zeros_name, scale_name)
+    if order_name in forms:
+        _checked_shape(forms, order_name, num_inputs)
+        source_names = (*source_names, order_name)
     else:
-        _check_groups(scale, groups, tall * in_word)
-    offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
-    form = TensorForm(forms[scale].dtype, (outputs, tall * in_word))
-    return form, theirs, lambda read: gptq(read, bits, offset)
+        _check_groups(scale_name, num_groups, num_inputs)
+
+    zero_offset = 0 if quant_config.get("checkpoint_format") == "gptq_v2" else 1
+    form = TensorForm(forms[scale_name].dtype, (num_outputs, num_inputs))
+    return form, source_names, lambda source_tensors: gptq(source_tensors, num_bits, zero_offset)
 
 
-def _awq(base: str, forms: Mapping[str, TensorForm]) -> Unfolding:
-    words, zeros, scale = theirs = (f"{base}.qweight", f"{base}.qzeros", f"{base}.scales")
-    inputs, wide = _shape(forms, words, None, None)
-    groups, outputs = _shape(forms, scale, None, wide * 8, dtype=None)
-    _shape(forms, zeros, groups, wide)
-    _check_groups(scale, groups, inputs)
-    return TensorForm(forms[scale].dtype, (outputs, inputs)), theirs, awq
+def _awq(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
+    source_names = (f"{layer_name}.qweight", f"{layer_name}.qzeros", f"{layer_name}.scales")
+    words_name, zeros_name, scale_name = source_names
+    num_inputs, num_word_columns = _checked_shape(forms, words_name, None, None)
+    num_groups, num_outputs = _checked_shape(forms, scale_name, None, num_word_columns * 8, dtype=None)
+    _checked_shape(forms, zeros_name, num_groups, num_word_columns)
+    _check_groups(scale_name, num_groups, num_inputs)
+    return TensorForm(forms[scale_name].dtype, (num_outputs, num_inputs)), source_names, awq
 
 
-def _compressed(base: str, forms: Mapping[str, TensorForm]) -> Unfolding:
-    words, scale = theirs = (f"{base}.weight_packed", f"{base}.weight_scale")
-    if f"{base}.weight_zero_point" in forms:
-        raise ValueError(f"{words} has zero points in addition to scales, which is not supported; take the model "
+def _compressed(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
+    words_name, scale_name = source_names = (f"{layer_name}.weight_packed", f"{layer_name}.weight_scale")
+    if f"{layer_name}.weight_zero_point" in forms:
+        raise ValueError(f"{words_name} has zero points in addition to scales, which is not supported; take the model "
                          "unquantized, or one that is quantized symmetrically")
-    outputs, wide = _shape(forms, words, None, None)
-    _, groups = _shape(forms, scale, outputs, None, dtype=None)
-    _check_groups(scale, groups, wide * 8)
-    return TensorForm(forms[scale].dtype, (outputs, wide * 8)), theirs, words_of_four
+    num_outputs, num_word_columns = _checked_shape(forms, words_name, None, None)
+    num_inputs = num_word_columns * 8
+    _, num_groups = _checked_shape(forms, scale_name, num_outputs, None, dtype=None)
+    _check_groups(scale_name, num_groups, num_inputs)
+    return TensorForm(forms[scale_name].dtype, (num_outputs, num_inputs)), source_names, words_of_four
 
 
-def _shape(forms: Mapping[str, TensorForm], name: str, *wanted: int | None,
-           dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
-    """Return the shape of a tensor. Raises ValueError if it is not `wanted` (None: any size), or of another `dtype`."""
-    found = forms[name]
-    fits = len(found.shape) == len(wanted) and all(found.shape)
-    differs = (size not in (None, own) for size, own in zip(wanted, found.shape))
-    if not fits or any(differs) or dtype not in (None, found.dtype):
-        raise ValueError(f"{name} has type {CODES_BY_DTYPE[found.dtype]} and shape {found.shape}, which does not fit "
-                         "the tensors that belong to it; download the model again")
-    return found.shape
+def _checked_shape(forms: Mapping[str, TensorForm], name: str, *expected_sizes: int | None,
+                   dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
+    """Return the shape of a tensor. Raises ValueError if it is not the expected one (None: any size), or of another
+    `dtype`."""
+    form = forms[name]
+    has_sizes = len(form.shape) == len(expected_sizes) and all(form.shape)
+    differences = (expected not in (None, size) for expected, size in zip(expected_sizes, form.shape))
+    if not has_sizes or any(differences) or dtype not in (None, form.dtype):
+        raise ValueError(f"{name} has type {CODES_BY_DTYPE[form.dtype]} and shape {form.shape}, which does not fit the "
+                         "tensors that belong to it; download the model again")
+    return form.shape
 
 
-def _check_groups(scale: str, groups: int, inputs: int) -> None:
-    if inputs % groups:
-        raise ValueError(f"{scale} has {groups} groups, which do not share {inputs} inputs evenly; download the model "
-                         "again")
+def _check_groups(scale_name: str, num_groups: int, num_inputs: int) -> None:
+    if num_inputs % num_groups:
+        raise ValueError(f"{scale_name} has {num_groups} groups, which do not share {num_inputs} inputs evenly; "
+                         "download the model again")
 
 
-def _sizes(forms: Mapping[str, TensorForm], name: str, scale: str, given: Any) -> Sequence[int]:
-    """Return the numbers of rows and columns that share a scale: all, a row, or a block, which may be `given`."""
-    whole, shape = forms[name].shape, forms[scale].shape
-    if math.prod(shape) == 1:
-        return whole
-    if len(shape) == 1:
-        _shape(forms, scale, whole[0], dtype=None)
-        return 1, whole[1]
-    _shape(forms, scale, None, None, dtype=None)
-    sizes = given or [-(-size // blocks) for size, blocks in zip(whole, shape)]
-    if not BLOCK.fits(sizes) or len(sizes) != 2:
-        raise ValueError(f"config.json says weight_block_size={short_repr(sizes)}, which should be {BLOCK.words}; copy "
-                         "it again from the model")
-    fitting = (-(-size // block) for size, block in zip(whole, sizes))
-    _shape(forms, scale, *fitting, dtype=None)
-    return sizes
+def _block_shape(forms: Mapping[str, TensorForm], name: str, scale_name: str, config_shape: Any) -> Sequence[int]:
+    """Return the numbers of rows and columns that share a scale: all, a row, or a block, which the config may give."""
+    shape, scale_shape = forms[name].shape, forms[scale_name].shape
+    if math.prod(scale_shape) == 1:
+        return shape
+    if len(scale_shape) == 1:
+        _checked_shape(forms, scale_name, shape[0], dtype=None)
+        return 1, shape[1]
+
+    _checked_shape(forms, scale_name, None, None, dtype=None)
+    block_shape = config_shape or [-(-size // num_blocks) for size, num_blocks in zip(shape, scale_shape)]
+    if not BLOCK_SHAPE.fits(block_shape) or len(block_shape) != 2:
+        raise ValueError(f"config.json says weight_block_size={short_repr(block_shape)}, which should be "
+                         f"{BLOCK_SHAPE.words}; copy it again from the model")
+    block_counts = (-(-size // block_size) for size, block_size in zip(shape, block_shape))
+    _checked_shape(forms, scale_name, *block_counts, dtype=None)
+    return block_shape
 
 
-def _codes(words: Tensor, bits: int) -> Tensor:
+# --- the weights ------------------------------------------------------------------------------------------------------
+
+def _codes(words: Tensor, num_bits: int) -> Tensor:
     """Return the numbers in each word of 32 bits, the lowest bits first, in a new last dimension."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (words[..., None] >> shifts) & (2 ** bits - 1)
+    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
+    return (words[..., None] >> shifts) & (2 ** num_bits - 1)
 
 
-def gptq(read: Sequence[Tensor], bits: int, offset: int) -> Tensor:
-    """Unfold weights `[O, I]`: words pack inputs, zero points pack outputs and are stored less `offset`."""
-    words, zeros, scales_GO = read[:3]
-    codes_IO = _codes(words, bits).transpose(1, 2).flatten(0, 1)
-    zeros_GO = _codes(zeros, bits).flatten(1) + offset
-    inputs, groups = len(codes_IO), len(scales_GO)
-    usual = torch.arange(inputs) // (inputs // groups)
-    group_I = read[3].long() if len(read) > 3 else usual
-    if group_I.min() < 0 or group_I.max() >= groups:
-        raise ValueError(f"a g_idx names groups {int(group_I.min())} to {int(group_I.max())}, but there are {groups}, "
-                         "numbered from 0; download the model again")
+def gptq(source_tensors: Sequence[Tensor], num_bits: int, zero_offset: int) -> Tensor:
+    """Unfold weights `[O, I]`: words pack inputs, zero points pack outputs and are stored less `zero_offset`."""
+    words, zeros, scales_GO = source_tensors[:3]
+    codes_IO = _codes(words, num_bits).transpose(1, 2).flatten(0, 1)
+    zeros_GO = _codes(zeros, num_bits).flatten(1) + zero_offset
+
+    num_inputs, num_groups = len(codes_IO), len(scales_GO)
+    usual_group_I = torch.arange(num_inputs) // (num_inputs // num_groups)
+    group_I = source_tensors[3].long() if len(source_tensors) > 3 else usual_group_I
+    if group_I.min() < 0 or group_I.max() >= num_groups:
+        raise ValueError(f"a g_idx names groups {int(group_I.min())} to {int(group_I.max())}, but there are "
+                         f"{num_groups}, numbered from 0; download the model again")
+
     weights_IO = (codes_IO - zeros_GO[group_I]) * scales_GO.float()[group_I]
     return weights_IO.t().to(scales_GO.dtype)
 
 
-def awq(read: Sequence[Tensor]) -> Tensor:
+def awq(source_tensors: Sequence[Tensor]) -> Tensor:
     """Unfold weights `[O, I]`: words pack outputs, in AWQ's order."""
-    words, zeros, scales_GO = read
-    order = list(AWQ_ORDER)
-    codes_IO = _codes(words, 4)[..., order].flatten(1)
-    zeros_GO = _codes(zeros, 4)[..., order].flatten(1)
-    repeats = len(codes_IO) // len(scales_GO)
-    off_IO = codes_IO - zeros_GO.repeat_interleave(repeats, 0)
-    weights_IO = off_IO * scales_GO.float().repeat_interleave(repeats, 0)
+    words, zeros, scales_GO = source_tensors
+    word_order = list(AWQ_ORDER)
+    codes_IO = _codes(words, 4)[..., word_order].flatten(1)
+    zeros_GO = _codes(zeros, 4)[..., word_order].flatten(1)
+    group_size = len(codes_IO) // len(scales_GO)
+    numbers_IO = codes_IO - zeros_GO.repeat_interleave(group_size, 0)
+    weights_IO = numbers_IO * scales_GO.float().repeat_interleave(group_size, 0)
     return weights_IO.t().to(scales_GO.dtype)
 
 
-def words_of_four(read: Sequence[Tensor]) -> Tensor:
+def words_of_four(source_tensors: Sequence[Tensor]) -> Tensor:
     """Unfold weights `[O, I]` of compressed-tensors' 4 bits, in which code 8 means 0."""
-    words, scales_OG = read
+    words, scales_OG = source_tensors
     codes_OI = _codes(words, 4).flatten(1) - 8
     return _by_groups(codes_OI, scales_OG, codes_OI.shape[1] // scales_OG.shape[1])
 
 
-def scaled(read: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Unfold weights `[O, I]` of 8 bits with a scale for each block; `sizes` are its rows and columns."""
-    weights_OI, scale = read[0].float(), read[1]
-    rows = scale.view(-1, -(-weights_OI.shape[1] // sizes[1]))
-    tall = rows.repeat_interleave(sizes[0], 0)[:len(weights_OI)]
-    return _by_groups(weights_OI, tall, sizes[1])
+def scaled(source_tensors: Sequence[Tensor], block_shape: Sequence[int]) -> Tensor:
+    """Unfold weights `[O, I]` of 8 bits with a scale for each block; `block_shape` are its rows and columns."""
+    block_rows, block_columns = block_shape
+    weights_OI, scales = source_tensors[0].float(), source_tensors[1]
+    scales_of_blocks = scales.view(-1, -(-weights_OI.shape[1] // block_columns))
+    scales_OG = scales_of_blocks.repeat_interleave(block_rows, 0)[:len(weights_OI)]
+    return _by_groups(weights_OI, scales_OG, block_columns)
 
 
-def _by_groups(weights_OI: Tensor, scales_OG: Tensor, width: int) -> Tensor:
-    wide = scales_OG.float().repeat_interleave(width, 1)[:, :weights_OI.shape[1]]
-    return (weights_OI * wide).to(scales_OG.dtype)
+def _by_groups(weights_OI: Tensor, scales_OG: Tensor, group_size: int) -> Tensor:
+    scales_OI = scales_OG.float().repeat_interleave(group_size, 1)[:, :weights_OI.shape[1]]
+    return (weights_OI * scales_OI).to(scales_OG.dtype)
 
 
 def mxfp4(blocks_OBH: Tensor, scales_OB: Tensor) -> Tensor:
     """Unfold weights `[O, I]` in bfloat16 from blocks of 32 codes of 4 bits, two per byte, with a power of 2 each."""
-    values = torch.tensor([*FOUR_BITS, *(-value for value in FOUR_BITS)])
+    code_values = torch.tensor([*MXFP4_VALUES, *(-value for value in MXFP4_VALUES)])
     codes_OBHP = torch.stack((blocks_OBH & 15, blocks_OBH >> 4), -1).long()
-    weights = values[codes_OBHP].flatten(2)
-    power = scales_OB.int() - 127
-    return torch.ldexp(weights, power[..., None]).flatten(1).bfloat16()
+    weights = code_values[codes_OBHP].flatten(2)
+    exponent_OB = scales_OB.int() - 127
+    return torch.ldexp(weights, exponent_OB[..., None]).flatten(1).bfloat16()

@@ -15,33 +15,33 @@ from torch import Tensor
 
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, TensorForm
-from model.weights.packed import COMPANIONS, Make, check_method, mxfp4, packed
+from model.weights.packed import COMPANIONS, Conversion, check_method, mxfp4, unfolding_of
 
 BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # not weights: recomputed where needed
-WRAPPED = (  # names of the text's part of a multimodal model
+MULTIMODAL_NAMES = (  # of the text's part of a multimodal model, and what replaces them
     (r"^language_model\.lm_head\.", "lm_head."), (r"^(model\.)?language_model\.(model\.)?", "model."))
-SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+VISION = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
+FUSED_LAYERS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # layers for multi-token prediction, which are a draft head
-PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
-TURNED = re.compile(r"\.[qk]_proj\.(weight|bias)$")
-PACKED = re.compile(r"\.(qweight|weight_packed)$")
-TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts in one
-Piece = Tuple[str, "View"]
+LINEAR_LAYER = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
+ROTATED_LAYER = re.compile(r"\.[qk]_proj\.(weight|bias)$")
+PACKED_WEIGHT = re.compile(r"\.(qweight|weight_packed)$")
+ALL_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # in one tensor
+NamedView = Tuple[str, "View"]
 
 
-def as_read(read: Sequence[Tensor]) -> Tensor:
+def as_read(source_tensors: Sequence[Tensor]) -> Tensor:
     """Return the file's tensor unchanged."""
-    return read[0]
+    return source_tensors[0]
 
 
 class View(NamedTuple):
     """A tensor of the decoder: its form, the file's tensors from which it is made, and the conversion."""
 
     form: TensorForm
-    theirs: tuple[str, ...]
-    make: Make = as_read
-    span: tuple[int, int] | None = None  # the rows of the file's tensors to read; None: all
+    source_names: tuple[str, ...]
+    convert: Conversion = as_read
+    row_span: tuple[int, int] | None = None  # the rows of the file's tensors to read; None: all
 
 
 class Unfolded(Checkpoint):
@@ -51,42 +51,49 @@ class Unfolded(Checkpoint):
     def _views(self) -> dict[str, View]:
         """The views by the decoder's names, in the files' order. Raises ValueError for an unsupported config."""
         try:
-            c = LlamaConfig.read(self.config)
+            sizes = LlamaConfig.read(self.config)
             check_method(self.config)
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
-        found: dict[str, View] = {}
-        forms = {name: location.form for name, location in self._locations.items()}
-        quantized = bool(self.config.get("quantization_config"))
-        for theirs in self._locations:
-            beside = BUFFER.search(theirs) or SEEING.search(theirs) or AHEAD.search(theirs)
-            if beside or quantized and theirs.endswith(COMPANIONS):
-                continue
-            name = theirs
-            for pattern, ours in (*WRAPPED, *c.family.names):
-                name = re.sub(pattern, ours, name)
-            together = TOGETHER.search(name)
-            if together:
-                found.update(_experts(name, together[1], forms))
-            else:
-                whole = self._whole(theirs, forms) if quantized else View(forms[theirs], (theirs,))
-                name = PACKED.sub(".weight", name)
-                found.update(_cut(c, name, whole))
-        for name, view in found.items() if c.family.neighbours else ():
-            if TURNED.search(name):
-                found[name] = view._replace(make=_apart(c, view.make))
-        return found
 
-    def _whole(self, theirs: str, forms: Mapping[str, TensorForm]) -> View:
-        """Return the view of a tensor that may be quantized."""
+        views: dict[str, View] = {}
+        forms = {name: location.form for name, location in self._locations.items()}
+        is_quantized = bool(self.config.get("quantization_config"))
+        for source_name in self._locations:
+            is_unused = BUFFER.search(source_name) or VISION.search(source_name) or AHEAD.search(source_name)
+            if is_unused or is_quantized and source_name.endswith(COMPANIONS):
+                continue
+
+            name = source_name
+            for pattern, replacement in (*MULTIMODAL_NAMES, *sizes.family.names):
+                name = re.sub(pattern, replacement, name)
+            all_experts = ALL_EXPERTS.search(name)
+            if all_experts:
+                views.update(_views_of_experts(name, all_experts[1], forms))
+                continue
+
+            whole_view = View(forms[source_name], (source_name,))
+            if is_quantized:
+                whole_view = self._unfolded_view(source_name, forms) or whole_view
+            name = PACKED_WEIGHT.sub(".weight", name)
+            views.update(_views_of_parts(sizes, name, whole_view))
+
+        for name, view in views.items() if sizes.family.neighbours else ():
+            if ROTATED_LAYER.search(name):
+                views[name] = view._replace(convert=_half_a_head_apart(sizes, view.convert))
+        return views
+
+    def _unfolded_view(self, source_name: str, forms: Mapping[str, TensorForm]) -> View | None:
+        """Return the view of a quantized tensor, or None if it is not quantized."""
         try:
-            made = packed(theirs, forms, self.config)
-            lacking = [name for name in made[1] if name not in forms] if made else []
+            unfolding = unfolding_of(source_name, forms, self.config)
+            missing_names = [name for name in unfolding[1] if name not in forms] if unfolding else []
         except KeyError as error:
-            lacking = [error.args[0]]
-        if lacking:
-            raise ValueError(f"{self.folder} lacks {lacking[0]}, which {theirs} needs; download the model again")
-        return View(*made) if made else View(forms[theirs], (theirs,))
+            missing_names = [error.args[0]]
+        if missing_names:
+            raise ValueError(f"{self.folder} lacks {missing_names[0]}, which {source_name} needs; download the model "
+                             "again")
+        return View(*unfolding) if unfolding else None
 
     def names(self) -> list[str]:
         return list(self._views)
@@ -96,94 +103,100 @@ class Unfolded(Checkpoint):
 
     def stored_form(self, name: str) -> TensorForm:
         view = self._views[name]
-        if view.make is not as_read:
+        if view.convert is not as_read:
             return view.form
-        stored = super().stored_form(view.theirs[0])
-        return TensorForm(stored.dtype, (view.form.shape[0], *stored.shape[1:]))
+        source_form = super().stored_form(view.source_names[0])
+        return TensorForm(source_form.dtype, (view.form.shape[0], *source_form.shape[1:]))
 
     def tensor_path(self, name: str) -> Path:
-        return super().tensor_path(self._views[name].theirs[0])
+        return super().tensor_path(self._views[name].source_names[0])
 
     def read(self, name: str) -> Tensor:
         view = self._views[name]
-        read = [self.rows(theirs, view.span) for theirs in view.theirs]
-        return view.make(read).contiguous()
+        source_tensors = [self.rows(source_name, view.row_span) for source_name in view.source_names]
+        return view.convert(source_tensors).contiguous()
 
     def read_stored(self, name: str) -> Tensor:
         view = self._views[name]
-        return self.stored_rows(view.theirs[0], view.span) if view.make is as_read else self.read(name)
+        is_as_read = view.convert is as_read
+        return self.stored_rows(view.source_names[0], view.row_span) if is_as_read else self.read(name)
 
 
-def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
+def _views_of_parts(sizes: LlamaConfig, name: str, whole_view: View) -> Iterator[NamedView]:
     """Yield the parts of a fused linear layer, or any other tensor unchanged."""
-    part = PART.search(name)
-    fused = part[2] if part else ""
-    sizes = [c.intermediate, c.intermediate]
-    if fused == "qkv_proj":
-        sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
-    dtype, shape = view.form.dtype, view.form.shape
-    if fused not in FUSED or sum(sizes) != shape[0]:  # a wrong size is reported when shapes are compared
-        yield name, view
+    linear_layer = LINEAR_LAYER.search(name)
+    layer_name = linear_layer[2] if linear_layer else ""
+    rows_of_parts = [sizes.intermediate, sizes.intermediate]
+    if layer_name == "qkv_proj":
+        rows_of_parts = [num_heads * sizes.head_dim for num_heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+
+    dtype, shape = whole_view.form.dtype, whole_view.form.shape
+    if layer_name not in FUSED_LAYERS or sum(rows_of_parts) != shape[0]:
+        yield name, whole_view  # a wrong size is reported when shapes are compared
         return
-    begin, whole = 0, view
-    for own, size in zip(FUSED[fused], sizes):
-        form = TensorForm(dtype, (size, *shape[1:]))
-        if len(view.theirs) == 1:
-            view = View(form, view.theirs, span=(begin, begin + size))
+
+    begin, source_names = 0, whole_view.source_names
+    for part_name, part_rows in zip(FUSED_LAYERS[layer_name], rows_of_parts):
+        form = TensorForm(dtype, (part_rows, *shape[1:]))
+        if len(source_names) == 1:
+            view = View(form, source_names, row_span=(begin, begin + part_rows))
         else:
-            view = View(form, view.theirs, _rows(whole.make, begin, size))
-        yield name.replace(fused, own), view
-        begin += size
+            view = View(form, source_names, _rows(whole_view.convert, begin, part_rows))
+        yield name.replace(layer_name, part_name), view
+        begin += part_rows
 
 
-def _rows(make: Make, begin: int, size: int) -> Make:
-    return lambda read: make(read).narrow(0, begin, size)
+def _rows(convert: Conversion, begin: int, num_rows: int) -> Conversion:
+    return lambda source_tensors: convert(source_tensors).narrow(0, begin, num_rows)
 
 
-def _apart(c: LlamaConfig, make: Make) -> Make:
+def _half_a_head_apart(sizes: LlamaConfig, convert: Conversion) -> Conversion:
     """Reorder queries or keys so that two dimensions that rotate together are half a head apart, as in the decoder."""
-    size = int(c.head_dim * c.rotated_share)
-    order = [*range(0, size, 2), *range(1, size, 2)]
-    order += range(size, c.head_dim)
+    num_rotated = int(sizes.head_dim * sizes.rotated_share)
+    dim_order = [*range(0, num_rotated, 2), *range(1, num_rotated, 2)]
+    dim_order += range(num_rotated, sizes.head_dim)
 
-    def made(read: Sequence[Tensor]) -> Tensor:
-        heads = make(read).unflatten(0, (-1, c.head_dim))
-        return heads[:, order].flatten(0, 1)
+    def reordered(source_tensors: Sequence[Tensor]) -> Tensor:
+        heads = convert(source_tensors).unflatten(0, (-1, sizes.head_dim))
+        return heads[:, dim_order].flatten(0, 1)
 
-    return made
+    return reordered
 
 
 # --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
 
-def _experts(name: str, product: str, forms: Mapping[str, TensorForm]) -> Iterator[Piece]:
+def _views_of_experts(name: str, layer_name: str, forms: Mapping[str, TensorForm]) -> Iterator[NamedView]:
     """Yield the weights or biases of each expert separately; gate and up alternate in the fused rows."""
     if name.endswith("_scales"):  # which are read together with their blocks
         return
+
     kind = "bias" if name.endswith("_bias") else "weight"
-    theirs: tuple[str, ...] = (name,)
-    dtype, (experts, *shape) = forms[name].dtype, forms[name].shape
+    source_names: tuple[str, ...] = (name,)
+    dtype, (num_experts, *shape) = forms[name].dtype, forms[name].shape
     if name.endswith("_blocks"):
-        dtype, theirs = torch.bfloat16, (name, name[:-len("blocks")] + "scales")
+        dtype, source_names = torch.bfloat16, (name, name[:-len("blocks")] + "scales")
         shape = [shape[0], math.prod(shape[1:]) * 2]
     elif kind == "weight":
         shape = shape[::-1]
-    own = [("gate_proj", 0, 2), ("up_proj", 1, 2)]  # name, first row, step from row to row
-    if product == "down_proj":
-        own = [(product, 0, 1)]
-    before = name[:name.index(product)]
-    for number in range(experts):
-        for which, first, step in own:
-            make = _one(first, step, kind == "weight")
-            form = TensorForm(dtype, (shape[0] // step, *shape[1:]))
-            view = View(form, theirs, make, (number, number + 1))
-            yield f"{before}{number}.{which}.{kind}", view
+
+    parts = [("gate_proj", 0, 2), ("up_proj", 1, 2)]  # name, first row, step from row to row
+    if layer_name == "down_proj":
+        parts = [(layer_name, 0, 1)]
+    name_before = name[:name.index(layer_name)]
+    for expert in range(num_experts):
+        for part_name, first_row, row_step in parts:
+            convert = _rows_of_expert(first_row, row_step, kind == "weight")
+            form = TensorForm(dtype, (shape[0] // row_step, *shape[1:]))
+            view = View(form, source_names, convert, (expert, expert + 1))
+            yield f"{name_before}{expert}.{part_name}.{kind}", view
 
 
-def _one(first: int, step: int, is_weight: bool) -> Make:
-    def made(read: Sequence[Tensor]) -> Tensor:
-        if len(read) == 2:
-            return mxfp4(read[0][0], read[1][0])[first::step]
-        whole = read[0][0].t() if is_weight else read[0][0]
-        return whole[first::step]
+def _rows_of_expert(first_row: int, row_step: int, is_weight: bool) -> Conversion:
+    def convert(source_tensors: Sequence[Tensor]) -> Tensor:
+        if len(source_tensors) == 2:
+            blocks, scales = source_tensors
+            return mxfp4(blocks[0], scales[0])[first_row::row_step]
+        whole = source_tensors[0][0]
+        return (whole.t() if is_weight else whole)[first_row::row_step]
 
-    return made
+    return convert
