@@ -29,7 +29,7 @@ from model.weights.quant import (
     pack,
     probe,
     return_freed_memory,
-    unfolded,
+    why_unfolded,
 )
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
@@ -99,7 +99,7 @@ def load_layers(spec: RankSpec, source: Checkpoint, is_shared: bool = False,
 
 
 def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
-    if reason := unfolded(module):
+    if reason := why_unfolded(module):
         say(f"rank {spec.part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel "
             f"for them here ({reason})")
 

@@ -22,7 +22,7 @@ from model.slots import BLOCK_SLOTS
 from model.weights.blocks import block_type, plain_shape
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import PIECE, STORED, Recast
+from model.weights.quant import STORED, WEIGHTS_AT_ONCE, Recast
 from model.weights.unfold import AHEAD, Unfolded
 from pipeline import replicas
 from pipeline.pacing import MESSAGE_ROWS
@@ -161,7 +161,7 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
     largest = max(forms, key=lambda form: form.bytes)
     if quantizes in ("none", STORED):
         return 2 * largest.bytes
-    piece_weights = min(PIECE, math.prod(largest.shape))
+    piece_weights = min(WEIGHTS_AT_ONCE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH_BYTES * piece_weights
 
 

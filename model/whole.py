@@ -34,7 +34,7 @@ class Whole:
         names_of_root, names_of_layers = assign(source.names(), [0, self.config.layers], self.config.tied)
         self.body = Slice(self.config, 0, self.config.layers)
         name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
-        load(self.body, kind, Recast(source, name_in_file, kind, sound=True), dtype, device)
+        load(self.body, kind, Recast(source, name_in_file, kind, must_be_finite=True), dtype, device)
         self.lm_head = Logits(self.config)
         fill(self.lm_head, {"product.weight": source.read_finite(names_of_root[HEAD])}, dtype, device)
 

@@ -40,7 +40,7 @@ from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.slots import HeldSlots
 from model.weights import int4
-from model.weights.quant import LINEAR, quantize
+from model.weights.quant import LINEAR_WEIGHT, quantize
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
@@ -76,7 +76,7 @@ def tensors_of(family, kind="none"):
     for name, tensor in random_weights(Slice(sizes, 0, sizes.layers)).items():
         if tensor.dim() == 1:
             tensor = tensor + 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
-        if kind != "none" and LINEAR.search(name):
+        if kind != "none" and LINEAR_WEIGHT.search(name):
             owner = name[:-len(".weight")]
             made.update({f"{owner}.{end}": part for end, part in quantized(kind, tensor).items()})
         else:
@@ -227,7 +227,7 @@ class NativeTiny(Tiny):
         made = {}
         for name, _ in body.named_parameters():
             tensor = self.tensors[name].float()
-            if self.kind != "none" and LINEAR.search(name):
+            if self.kind != "none" and LINEAR_WEIGHT.search(name):
                 owner = name[:-len(".weight")]
                 made.update({f"{owner}.{end}": part for end, part in quantized(self.kind, tensor).items()})
             else:

@@ -20,7 +20,7 @@ from model.weights import quant
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import Packed
 from model.weights.parts import Part
-from model.weights.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
+from model.weights.quant import BLOCK_SIZE, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
@@ -78,10 +78,10 @@ def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(kind,
     weight = module["linear"].weight
     held = quantize(kind, weight)
     codes = torch.stack((held["weight"] >> 4, held["weight"] & 15), -1).reshape(-1).long()
-    wanted = quant.library().get_4bit_type(kind, device="cpu")[codes] * held["scale"].repeat_interleave(BLOCK)
+    wanted = quant.library().get_4bit_type(kind, device="cpu")[codes] * held["scale"].repeat_interleave(BLOCK_SIZE)
     compress(module, kind, torch.float64)
     assert torch.equal(module["linear"].unfolded(torch.float32), wanted.view(24, inputs))
-    blocks = weight.reshape(-1, BLOCK)
+    blocks = weight.reshape(-1, BLOCK_SIZE)
     assert torch.equal(held["scale"], blocks.abs().amax(1).float())
 
 
@@ -89,7 +89,7 @@ def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(kind,
 def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(kind):
     module, x = linear(256, 96, torch.float32)
     compress(module, kind, torch.float32)
-    wanted, module["linear"].fused = module["linear"](x), True
+    wanted, module["linear"].has_kernel = module["linear"](x), True
     assert torch.allclose(module["linear"](x), wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(kind):
 def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
     weight = linear(48, 80, torch.float32)[0]["linear"].weight
     whole = quantize(kind, weight)
-    monkeypatch.setattr(quant, "PIECE", 4 * BLOCK)
+    monkeypatch.setattr(quant, "WEIGHTS_AT_ONCE", 4 * BLOCK_SIZE)
     assert same(quantize(kind, weight), whole)
 
 
@@ -203,11 +203,11 @@ def test_a_head_is_quantized_when_asked_and_its_plain_weight_given_up(kind, save
     part = Part(saved / "0+2+2" / "stage_0")
     plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32"), part))
                     for asked in ("none", kind))
-    assert type(rough.product) is quant.CLASSES[kind]
+    assert type(rough.product) is quant.CLASSES_BY_KIND[kind]
     x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
-    assert 0 < float(off) < quant.ERROR
-    if not quant.unfolded(rough):
+    assert 0 < float(off) < quant.MAX_ERROR
+    if not quant.why_unfolded(rough):
         assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
 
 

@@ -121,11 +121,11 @@ class SplitPlan:
         if len(self.layout.shares) > 1:
             _, member = self.placements[rank]
             source_of_rank = ShardedSource(self.source, self.layout.shares, member)
-        yield WEIGHTS, Recast(source_of_rank, self.parts[rank], self._kind, sound=True)
+        yield WEIGHTS, Recast(source_of_rank, self.parts[rank], self._kind, must_be_finite=True)
 
         if has_head and self.head:
             head_names = {name: name for name in held_ahead(self.head) or self.head.names()}
-            yield HEAD_WEIGHTS, Recast(self.head, head_names, sound=True)
+            yield HEAD_WEIGHTS, Recast(self.head, head_names, must_be_finite=True)
             yield HEAD_CONFIG, self.head.folder / "config.json"
 
     def bytes(self, rank: int) -> int:

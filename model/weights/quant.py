@@ -32,22 +32,24 @@ T = TypeVar("T")
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
 KINDS = ("int8", "int4", "nf4", "fp4")
 STORED = "stored"  # the kind of weights that are kept as files have them, which may be in blocks
-BLOCK = 64  # weights that share a scale in nf4 and fp4
-PIECE = 1 << 22  # weights that are quantized at once, to bound memory; whole blocks
-LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # the weights to quantize
-ERROR = 0.2  # largest relative error of the trial layer's outputs; 4 bits have about 0.1
+BLOCK_SIZE = 64  # weights that share a scale in nf4 and fp4
+WEIGHTS_AT_ONCE = 1 << 22  # that are quantized, to bound memory; whole blocks
+LINEAR_WEIGHT = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # to quantize
+MAX_ERROR = 0.2  # relative error of the trial layer's outputs; 4 bits have about 0.1
 
 
-def running_kind(asked: str, held: str, folder: Any) -> str:
+def running_kind(wanted_kind: str, stored_kind: str, folder: Any) -> str:
     """Return the kind of weights that a rank runs; `auto` is that of the split. Raises ValueError if they conflict."""
-    if asked == "auto":
-        return held
-    if held in (asked, "none"):
-        return asked
-    again = "without --quant" if asked == "none" else f"with --quant {asked}"
-    raise ValueError(f"{folder} holds {held} weights, which cannot be run with quant={asked}: leave quant out, or "
-                     f"split the model again {again}")
+    if wanted_kind == "auto":
+        return stored_kind
+    if stored_kind in (wanted_kind, "none"):
+        return wanted_kind
+    split_option = "without --quant" if wanted_kind == "none" else f"with --quant {wanted_kind}"
+    raise ValueError(f"{folder} holds {stored_kind} weights, which cannot be run with quant={wanted_kind}: leave quant "
+                     f"out, or split the model again {split_option}")
 
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 def library() -> Any:
     """Import bitsandbytes' functions, without its warnings about missing kernels."""
@@ -57,7 +59,7 @@ def library() -> Any:
     return bitsandbytes.functional
 
 
-def forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
+def quantized_forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
     """Return the forms of the tensors of a quantized weight `[out, in]`.
 
     For int8: numbers of 8 bits, and a scale per row. For int4: see `int4.quantize`. Otherwise: pairs of 4 bits in a
@@ -66,27 +68,28 @@ def forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
     if kind == "int8":
         scale, weight = TensorForm(torch.float32, shape[:1]), TensorForm(torch.int8, shape)
     elif kind == "int4":
-        groups = int4.groups(shape[1])
-        scale = TensorForm(torch.bfloat16, (groups, shape[0], 2))
-        weight = TensorForm(torch.uint8, (shape[0], groups * int4.GROUP // 2))
+        num_outputs, num_groups = shape[0], int4.groups(shape[1])
+        scale = TensorForm(torch.bfloat16, (num_groups, num_outputs, 2))
+        weight = TensorForm(torch.uint8, (num_outputs, num_groups * int4.GROUP // 2))
     else:
-        size = math.prod(shape)
-        scale = TensorForm(torch.float32, (math.ceil(size / BLOCK),))
-        weight = TensorForm(torch.uint8, (math.ceil(size / 2),))
+        num_weights = math.prod(shape)
+        scale = TensorForm(torch.float32, (math.ceil(num_weights / BLOCK_SIZE),))
+        weight = TensorForm(torch.uint8, (math.ceil(num_weights / 2),))
     return {"scale": scale, "weight": weight}
 
 
 def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
-    """Quantize a weight to the tensors that `forms` describes, piece by piece, which does not change the result."""
-    rows = max(1, PIECE // weight.shape[1])
+    """Quantize a weight to the tensors of `quantized_forms`, piece by piece, which does not change the result."""
+    rows_at_once = max(1, WEIGHTS_AT_ONCE // weight.shape[1])
     if kind == "int8":
-        pairs = [library().int8_vectorwise_quant(piece)[:2] for piece in weight.split(rows)]
+        pairs = [library().int8_vectorwise_quant(rows)[:2] for rows in weight.split(rows_at_once)]
     elif kind == "int4":
-        pairs = [int4.quantize(piece) for piece in weight.split(rows)]
+        pairs = [int4.quantize(rows) for rows in weight.split(rows_at_once)]
     else:
-        made = (library().quantize_4bit(piece.float(), blocksize=BLOCK, quant_type=kind)
-                for piece in weight.reshape(-1).split(PIECE))
-        pairs = [(packed.reshape(-1), state.absmax) for packed, state in made]
+        four_bit_pieces = (library().quantize_4bit(piece.float(), blocksize=BLOCK_SIZE, quant_type=kind)
+                           for piece in weight.reshape(-1).split(WEIGHTS_AT_ONCE))
+        pairs = [(codes.reshape(-1), state.absmax) for codes, state in four_bit_pieces]
+
     weights, scales = zip(*pairs)
     return {"scale": torch.cat(scales, 1 if kind == "int4" else 0), "weight": torch.cat(weights)}
 
@@ -95,97 +98,102 @@ class Recast(Mapping[str, Tensor]):
     """A mapping of a rank's tensors, read from a checkpoint, renamed, and quantized to `kind`.
 
     `names` maps the rank's names to the checkpoint's. `forms` are known at once; a tensor is read when it is requested,
-    and only the last one is kept, so use `order`, in which a weight and its scale are adjacent. With `sound`, tensors
-    with NaN or infinity raise ValueError.
+    and only the last one is kept, so use `order`, in which a weight and its scale are adjacent. With
+    `must_be_finite`, tensors with NaN or infinity raise ValueError.
     """
 
     def __init__(self, source: Checkpoint, names: Mapping[str, str],
-                 kind: str = "none", sound: bool = False) -> None:
+                 kind: str = "none", must_be_finite: bool = False) -> None:
         self.source, self.names = source, names
-        self.kind, self.sound = kind, sound
+        self.kind, self.must_be_finite = kind, must_be_finite
         self.forms: dict[str, TensorForm] = {}
-        self._origin: dict[str, str] = {}
-        self._last: tuple[str, dict[str, Tensor]] = "", {}
+        self._old_names: dict[str, str] = {}  # by the name of each tensor that is made
+        self._last_read: tuple[str, dict[str, Tensor]] = "", {}
         for name in names:
-            made = self._forms(name)
-            self.forms.update(made)
-            self._origin.update(dict.fromkeys(made, name))
+            new_forms = self._new_forms(name)
+            self.forms.update(new_forms)
+            self._old_names.update(dict.fromkeys(new_forms, name))
 
-    def _forms(self, name: str) -> dict[str, TensorForm]:
+    def _new_forms(self, name: str) -> dict[str, TensorForm]:
+        name_in_file = self.names[name]
         if self.kind == STORED:
-            return {name: self.source.stored_form(self.names[name])}
-        form = self.source.form(self.names[name])
-        if self._quantizes(name):
-            return _with_names(name, forms(self.kind, form.shape))
+            return {name: self.source.stored_form(name_in_file)}
+        form = self.source.form(name_in_file)
+        if self._is_quantized(name):
+            return _with_full_names(name, quantized_forms(self.kind, form.shape))
         return {name: form}
 
-    def _quantizes(self, name: str) -> bool:
-        return self.kind in KINDS and LINEAR.search(name) is not None
+    def _is_quantized(self, name: str) -> bool:
+        return self.kind in KINDS and LINEAR_WEIGHT.search(name) is not None
 
     @property
     def order(self) -> list[str]:
         """All names in the order of writing: wide types first, so that tensors are aligned, then as the checkpoint."""
-        place = {name: i for i, name in enumerate(self.source.names())}
+        source_index = {name: index for index, name in enumerate(self.source.names())}
 
-        def rank(name: str) -> tuple[int, int]:
-            width = max(form.width for form in self._forms(name).values())
-            return -width, place[self.names[name]]
+        def sort_key(name: str) -> tuple[int, int]:
+            max_width = max(form.width for form in self._new_forms(name).values())
+            return -max_width, source_index[self.names[name]]
 
-        ordered = sorted(self.names, key=rank)
-        return [made for name in ordered for made in self._forms(name)]
+        return [new_name for name in sorted(self.names, key=sort_key) for new_name in self._new_forms(name)]
 
-    def __getitem__(self, name: str) -> Tensor:
-        origin = self._origin[name]
-        if self._last[0] != origin:
-            self._last = "", {}
-            self._last = origin, self._made(origin)
-        return self._last[1][name]
+    def __getitem__(self, new_name: str) -> Tensor:
+        name = self._old_names[new_name]
+        if self._last_read[0] != name:
+            self._last_read = "", {}  # frees the last tensors first
+            self._last_read = name, self._new_tensors(name)
+        return self._last_read[1][new_name]
 
-    def _made(self, name: str) -> dict[str, Tensor]:
+    def _new_tensors(self, name: str) -> dict[str, Tensor]:
+        name_in_file = self.names[name]
         if self.kind == STORED:
-            if self.sound:
-                self.source.read_finite(self.names[name])  # the numbers in blocks show only when they are unfolded
-            return {name: self.source.read_stored(self.names[name])}
+            if self.must_be_finite:
+                self.source.read_finite(name_in_file)  # the numbers in blocks show only when they are unfolded
+            return {name: self.source.read_stored(name_in_file)}
 
-        read = self.source.read_finite if self.sound else self.source.read
-        tensor = read(self.names[name])
-        if self._quantizes(name):
-            return _with_names(name, quantize(self.kind, tensor))
+        read = self.source.read_finite if self.must_be_finite else self.source.read
+        tensor = read(name_in_file)
+        if self._is_quantized(name):
+            return _with_full_names(name, quantize(self.kind, tensor))
         return {name: tensor}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._origin)
+        return iter(self._old_names)
 
     def __len__(self) -> int:
-        return len(self._origin)
+        return len(self._old_names)
 
 
-def _with_names(name: str, made: Mapping[str, T]) -> dict[str, T]:
-    """Return the tensors of a quantized weight under full names, such as `a.scale` and `a.weight`."""
-    owner = name.rpartition(".")[0]
-    return {f"{owner}.{end}": one for end, one in made.items()}
+def _with_full_names(weight_name: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the values of a quantized weight's tensors under full names, such as `a.scale` and `a.weight`."""
+    owner_path = weight_name.rpartition(".")[0]
+    return {f"{owner_path}.{name}": value for name, value in values.items()}
 
 
-def quantized_tensors(name: str, kind: str, weight: Tensor) -> dict[str, Tensor]:
+def quantized_tensors(weight_name: str, kind: str, weight: Tensor) -> dict[str, Tensor]:
     """Quantize a weight, and return its tensors under full names."""
-    return _with_names(name, quantize(kind, weight.cpu()))
+    return _with_full_names(weight_name, quantize(kind, weight.cpu()))
 
+
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 class Quantized(nn.Module):
-    """A linear layer with quantized weights; its parameters have the forms of `forms`, on the meta device at first."""
+    """A linear layer with quantized weights; its parameters have the forms of `quantized_forms`, on the meta device at
+    first."""
 
     exact = ("scale", "weight")  # parameters that keep their type when the module is filled
     scale: Tensor
     weight: Tensor
 
     def __init__(self, like: nn.Linear, kind: str,
-                 own_forms: Mapping[str, TensorForm] | None = None) -> None:
+                 parameter_forms: Mapping[str, TensorForm] | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
         self.kind = kind
-        for name, form in (own_forms or forms(kind, (like.out_features, like.in_features))).items():
-            hollow = torch.empty(form.shape, dtype=form.dtype, device="meta")
-            setattr(self, name, nn.Parameter(hollow, requires_grad=False))
+        parameter_forms = parameter_forms or quantized_forms(kind, (like.out_features, like.in_features))
+        for name, form in parameter_forms.items():
+            meta_tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
+            setattr(self, name, nn.Parameter(meta_tensor, requires_grad=False))
         self.bias = like.bias
 
     def settle(self, dtype: torch.dtype) -> None:
@@ -196,12 +204,12 @@ class Int8(Quantized):
     """Weights with a scale per output, activations with a scale per row; sums are whole numbers and exact."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        wanted = x_TD.dtype
+        out_dtype = x_TD.dtype
         if x_TD.is_cuda:
             x_TD = x_TD.half()  # the only type that CUDA's kernel supports
-        small_TD, row_T, _ = library().int8_vectorwise_quant(x_TD)
+        codes_TD, scale_T, _ = library().int8_vectorwise_quant(x_TD)
         multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
-        out: Tensor = multiply(small_TD, self.weight, row_T, self.scale, dtype=wanted)
+        out: Tensor = multiply(codes_TD, self.weight, scale_T, self.scale, dtype=out_dtype)
         return out if self.bias is None else out + self.bias
 
 
@@ -209,22 +217,25 @@ class FourBit(Quantized):
     """Weights in nf4 or fp4, with a kernel that reads them directly, if there is one; else they are dequantized."""
 
     def settle(self, dtype: torch.dtype) -> None:
-        lib, whole = library(), self.in_features % BLOCK == 0
+        functional, device = library(), self.weight.device
         shape = torch.Size((self.out_features, self.in_features))
-        code = lib.get_4bit_type(self.kind, device=self.weight.device)
-        self.state = lib.QuantState(self.scale, shape, code, BLOCK, self.kind, dtype)
-        on_cuda = self.weight.is_cuda
-        self.fused = whole and on_cuda and dtype != torch.float64
+        code_values = functional.get_4bit_type(self.kind, device=device)
+        self.state = functional.QuantState(self.scale, shape, code_values, BLOCK_SIZE, self.kind, dtype)
+
+        is_on_cuda = self.weight.is_cuda
+        has_whole_blocks = self.in_features % BLOCK_SIZE == 0
+        self.has_kernel = has_whole_blocks and is_on_cuda and dtype != torch.float64
+
         # on a CPU, there is a kernel only for bfloat16, which needs the weights in an order of its own
-        packable = whole and self.out_features % 32 == 0 and dtype == torch.bfloat16
-        if packable and not on_cuda and lib.has_avx512bf16():
-            packed, self.state = lib._convert_weight_packed_for_cpu(self.weight, self.state)
-            self.weight = nn.Parameter(packed, requires_grad=False)
+        is_packable = has_whole_blocks and self.out_features % 32 == 0 and dtype == torch.bfloat16
+        if is_packable and not is_on_cuda and functional.has_avx512bf16():
+            packed_weight, self.state = functional._convert_weight_packed_for_cpu(self.weight, self.state)
+            self.weight = nn.Parameter(packed_weight, requires_grad=False)
             self.scale = nn.Parameter(self.state.absmax, requires_grad=False)
-            self.fused = True
+            self.has_kernel = True
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if not self.fused:
+        if not self.has_kernel:
             return F.linear(x_TD, self.unfolded(x_TD.dtype), self.bias)
         import bitsandbytes
 
@@ -234,60 +245,29 @@ class FourBit(Quantized):
     def unfolded(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantized weights `[out, in]`."""
         shape: tuple[int, ...] = self.state.shape
-        if self.in_features % BLOCK:
+        if self.in_features % BLOCK_SIZE:
             shape = (1, self.state.shape.numel())  # bitsandbytes' CPU kernel needs every row to begin with a block
-        narrow = dtype if dtype != torch.float64 else torch.float32  # it would leave float64 unwritten
+        kernel_dtype = dtype if dtype != torch.float64 else torch.float32  # it would leave float64 unwritten
         dequantize = torch.ops.bitsandbytes.dequantize_4bit.default
-        out: Tensor = dequantize(self.weight, self.scale, BLOCK, self.kind, shape, narrow)
-        return out.view(self.state.shape).to(dtype)
+        weight: Tensor = dequantize(self.weight, self.scale, BLOCK_SIZE, self.kind, shape, kernel_dtype)
+        return weight.view(self.state.shape).to(dtype)
 
 
 class Int4(Quantized):
     """Weights in int4, with the kernel of their device, if there is one; else they are unfolded."""
 
     def settle(self, dtype: torch.dtype) -> None:
-        device = self.weight.device.type
-        self.kernel = int4.fitting(device, dtype, self.out_features, self.in_features)
-        packed, scale = self.kernel.pack(self.weight, self.scale)
-        self.weight = nn.Parameter(packed, requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
+        device_type = self.weight.device.type
+        self.kernel = int4.fitting(device_type, dtype, self.out_features, self.in_features)
+        packed_weight, packed_scale = self.kernel.pack(self.weight, self.scale)
+        self.weight = nn.Parameter(packed_weight, requires_grad=False)
+        self.scale = nn.Parameter(packed_scale, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernel(x_TD, self.weight, self.scale, self.bias)
 
 
-CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # for other kinds: FourBit
-
-
-def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield the linear layers of a module that are quantized, all but an LM head and a router, with the owner and the
-    name of each."""
-    owners = list(module.modules()) if kind != "none" else []
-    for owner in owners:
-        for name, child in list(owner.named_children()):
-            if isinstance(child, nn.Linear) and name not in ("lm_head", "router"):
-                yield owner, name, child
-
-
-def hollow(module: nn.Module, kind: str) -> None:
-    """Replace the linear layers of a module by quantized ones without weights."""
-    quantized = CLASSES.get(kind, FourBit)
-    for owner, name, child in _linears(module, kind):
-        setattr(owner, name, quantized(child, kind))
-
-
-def hollow_blocks(module: nn.Module, tensors: Recast) -> None:
-    """Replace the linear layers and the embedding whose weights are blocks in a file by modules without weights."""
-    for path, child in list(module.named_modules()):
-        form = tensors.forms.get(f"{path}.weight")
-        if not form or not block_type(form.shape):
-            continue
-        owner_path, _, name = path.rpartition(".")
-        owner = module.get_submodule(owner_path)
-        if isinstance(child, nn.Linear):
-            setattr(owner, name, Quantized(child, STORED, {"weight": form}))
-        else:
-            setattr(owner, name, BlockEmbedding(form))
+CLASSES_BY_KIND: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # for other kinds: FourBit
 
 
 class BlockEmbedding(nn.Module):
@@ -303,44 +283,101 @@ class BlockEmbedding(nn.Module):
         return unfold(self.weight[tokens_T])
 
 
+# --- the layers of a module -------------------------------------------------------------------------------------------
+
+def _layers_to_quantize(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Yield the linear layers of a module that are quantized, all but an LM head and a router, with the owner and the
+    name of each."""
+    owners = list(module.modules()) if kind != "none" else []
+    for owner in owners:
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Linear) and name not in ("lm_head", "router"):
+                yield owner, name, child
+
+
+def hollow(module: nn.Module, kind: str) -> None:
+    """Replace the linear layers of a module by quantized ones without weights."""
+    layer_class = CLASSES_BY_KIND.get(kind, FourBit)
+    for owner, name, layer in _layers_to_quantize(module, kind):
+        setattr(owner, name, layer_class(layer, kind))
+
+
+def hollow_blocks(module: nn.Module, tensors: Recast) -> None:
+    """Replace the linear layers and the embedding whose weights are blocks in a file by modules without weights."""
+    for path, child in list(module.named_modules()):
+        weight_form = tensors.forms.get(f"{path}.weight")
+        if not weight_form or not block_type(weight_form.shape):
+            continue
+
+        owner_path, _, name = path.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        if isinstance(child, nn.Linear):
+            setattr(owner, name, Quantized(child, STORED, {"weight": weight_form}))
+        else:
+            setattr(owner, name, BlockEmbedding(weight_form))
+
+
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
     """Fill a module on the meta device, with its linear layers quantized to `kind`."""
     hollow(module, kind)
     fill(module, tensors, dtype, device)
-    for part in module.modules():
-        if isinstance(part, Quantized):
-            part.settle(dtype)
+    for layer in module.modules():
+        if isinstance(layer, Quantized):
+            layer.settle(dtype)
     fuse(module)
 
 
 def fuse(module: nn.Module) -> None:
-    """Concatenate plain or int4 layers that blocks list as `fusible`, for fewer calls; parts become views."""
+    """Concatenate plain or int4 layers that blocks list as `fusible`, for fewer calls; their tensors become views."""
     for block in module.modules():
-        parts = [getattr(block, name) for name in getattr(block, "fusible", ())]
-        if len({getattr(part, "bias", None) is None for part in parts}) != 1:
+        layers = [getattr(block, name) for name in getattr(block, "fusible", ())]
+        have_bias = {getattr(layer, "bias", None) is not None for layer in layers}
+        if len(have_bias) != 1:
             continue
-        if all(type(part) is nn.Linear for part in parts):
-            whole: dict[str, Any] = {name: _concatenate(parts, name) for name in ("weight", "bias")}
-            block.fused_product = partial(F.linear, **whole)  # type: ignore[assignment]
-        elif all(isinstance(part, Int4) for part in parts) and _can_concatenate(parts):
-            rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a layer's outputs in each tensor
-            whole = {name: _concatenate(parts, name, dim) for name, dim in rows.items()}
-            block.fused_product = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
+
+        if all(type(layer) is nn.Linear for layer in layers):
+            fused_tensors: dict[str, Any] = {name: _concatenate(layers, name) for name in ("weight", "bias")}
+            block.fused_product = partial(F.linear, **fused_tensors)  # type: ignore[assignment]
+        elif all(isinstance(layer, Int4) for layer in layers) and _can_concatenate(layers):
+            output_dims = {"weight": 0, "scale": 1, "bias": 0}  # of each tensor
+            fused_tensors = {name: _concatenate(layers, name, dim) for name, dim in output_dims.items()}
+            block.fused_product = partial(layers[0].kernel, **fused_tensors)  # type: ignore[assignment]
 
 
-def pack(module: nn.Module, product: Packer = packed) -> None:
+def _can_concatenate(layers: Sequence[Int4]) -> bool:
+    """Return whether all layers have the same kernel, and it gives the same result when they are concatenated."""
+    kernels = {layer.kernel for layer in layers}
+    block_size = layers[0].kernel.block
+    return len(kernels) == 1 and block_size > 0 and not any(layer.out_features % block_size for layer in layers)
+
+
+def _concatenate(layers: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
+    """Concatenate a tensor of all layers, and replace it there by views; return None if the layers do not have it."""
+    tensors = [getattr(layer, name) for layer in layers]
+    if tensors[0] is None:
+        return None
+
+    whole = torch.cat(tensors, dim)
+    views = whole.split([tensor.shape[dim] for tensor in tensors], dim)
+    for layer, view in zip(layers, views):
+        setattr(layer, name, nn.Parameter(view, requires_grad=False))
+    return whole
+
+
+def pack(module: nn.Module, pack_layer: Packer = packed) -> None:
     """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed."""
     for block in list(module.modules()):
-        fused = vars(block).get("fused_product")
-        is_plain = isinstance(fused, partial) and fused.func is F.linear
-        if is_plain and (made := product(**fused.keywords)):  # type: ignore[union-attr]
-            block.fused_product = made
+        fused_product = vars(block).get("fused_product")
+        is_plain = isinstance(fused_product, partial) and fused_product.func is F.linear
+        if is_plain and (packed_layer := pack_layer(**fused_product.keywords)):  # type: ignore[union-attr]
+            block.fused_product = packed_layer
             for name in block.fusible:  # type: ignore[union-attr]
                 setattr(block, name, None)
+
         for name, child in list(block.named_children()):
-            if type(child) is nn.Linear and (made := product(child.weight, child.bias)):
-                setattr(block, name, made)
+            if type(child) is nn.Linear and (packed_layer := pack_layer(child.weight, child.bias)):
+                setattr(block, name, packed_layer)
     return_freed_memory()
 
 
@@ -350,26 +387,7 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _can_concatenate(parts: Sequence[Int4]) -> bool:
-    """Return whether all parts have the same kernel, and it gives the same result when they are concatenated."""
-    kernels = {part.kernel for part in parts}
-    block = parts[0].kernel.block
-    return len(kernels) == 1 and block > 0 and not any(part.out_features % block for part in parts)
-
-
-def _concatenate(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
-    """Concatenate a tensor of all parts, and replace it there by views; return None if the parts do not have it."""
-    pieces = [getattr(part, name) for part in parts]
-    if pieces[0] is None:
-        return None
-    whole = torch.cat(pieces, dim)
-    views = whole.split([piece.shape[dim] for piece in pieces], dim)
-    for part, view in zip(parts, views):
-        setattr(part, name, nn.Parameter(view, requires_grad=False))
-    return whole
-
-
-def unfolded(module: nn.Module) -> str:
+def why_unfolded(module: nn.Module) -> str:
     """Return the reason why int4 weights of a module are unfolded for every product, which is slow; empty if not."""
     reasons = (child.kernel.why for child in module.modules() if isinstance(child, Int4))
     return next(filter(None, reasons), "")
@@ -377,33 +395,38 @@ def unfolded(module: nn.Module) -> str:
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
     """Quantize the linear layers of a loaded module in place, but not an LM head in it."""
-    for owner, name, child in _linears(module, kind):
-        small, device = nn.ModuleDict({name: child}), child.weight.device
-        tensors = quantized_tensors(f"{name}.weight", kind, child.weight)
-        if child.bias is not None:
-            tensors[f"{name}.bias"] = child.bias
-        load(small, kind, tensors, dtype, device)
-        setattr(owner, name, small[name])
+    for owner, name, layer in _layers_to_quantize(module, kind):
+        layer_alone, device = nn.ModuleDict({name: layer}), layer.weight.device
+        tensors = quantized_tensors(f"{name}.weight", kind, layer.weight)
+        if layer.bias is not None:
+            tensors[f"{name}.bias"] = layer.bias
+        load(layer_alone, kind, tensors, dtype, device)
+        setattr(owner, name, layer_alone[name])
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
     """Run one small layer of this kind. Raises ValueError, with the fix, if that does not work."""
     if kind in ("none", STORED):
         return
-    waves = torch.linspace(-1, 1, BLOCK * BLOCK).sin()
-    weight = waves.view(BLOCK, BLOCK)
-    layer = nn.Sequential(nn.Linear(BLOCK, BLOCK, bias=False))
-    x_TD = torch.linspace(1, 2, 3 * BLOCK).view(3, BLOCK)
-    exact = x_TD @ weight.t()
+
+    # a layer, and its exact result
+    sine_waves = torch.linspace(-1, 1, BLOCK_SIZE * BLOCK_SIZE).sin()
+    weight = sine_waves.view(BLOCK_SIZE, BLOCK_SIZE)
+    trial_layer = nn.Sequential(nn.Linear(BLOCK_SIZE, BLOCK_SIZE, bias=False))
+    x_TD = torch.linspace(1, 2, 3 * BLOCK_SIZE).view(3, BLOCK_SIZE)
+    exact_out = x_TD @ weight.t()
+
+    # the quantized result
     try:
-        fill(layer, {"0.weight": weight}, torch.float32, device)
-        compress(layer, kind, dtype)
-        found = layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
-        close = bool((found - exact).norm() < ERROR * exact.norm())
-        wrong = "" if close else "the result is incorrect"
+        fill(trial_layer, {"0.weight": weight}, torch.float32, device)
+        compress(trial_layer, kind, dtype)
+        quantized_out = trial_layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
+        is_close = bool((quantized_out - exact_out).norm() < MAX_ERROR * exact_out.norm())
+        problem = "" if is_close else "the result is incorrect"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
-        wrong = reason(error)
-    if wrong:
-        other = "" if kind == "int4" else "install the bitsandbytes of requirements.txt (boards: docs/jetson.md), or "
-        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): {other}run unquantized weights: "
-                         "quant=none, and a split without --quant")
+        problem = reason(error)
+
+    if problem:
+        install = "" if kind == "int4" else "install the bitsandbytes of requirements.txt (boards: docs/jetson.md), or "
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({problem}): {install}run unquantized "
+                         "weights: quant=none, and a split without --quant")
