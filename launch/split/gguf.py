@@ -30,12 +30,13 @@ from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half
 from model.weights.parts import tensor_shapes
 from model.weights.unfold import FUSED_LAYERS
 
-FORM = 4  # of folders; one of an older form, whose tokenizer may split texts wrongly, is made again
-PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
-FACTORS, LONG = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
-LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}
-FIELDS = {  # of config.json -> keys in the metadata of an architecture
+FOLDER_FORM = 4  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
+PART_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
+
+ROPE_FACTORS, LONGROPE_FACTORS = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
+LLAMA3_SCALING = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192}
+METADATA_KEYS = {  # fields of config.json -> keys in the metadata of an architecture
     "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
@@ -44,11 +45,11 @@ FIELDS = {  # of config.json -> keys in the metadata of an architecture
     "final_logit_softcapping": "final_logit_softcapping", "num_experts_per_tok": "expert_used_count",
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
-SCALING = {  # of rope_scaling -> keys in the metadata below rope.scaling
+SCALING_KEYS = {  # fields of rope_scaling -> keys in the metadata below rope.scaling
     "original_max_position_embeddings": "original_context_length", "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow"}
-READ = ("dimension_count", "freq_base", "scale_linear",  # keys below rope that have an effect here, or nowhere
-        *(f"scaling.{key}" for key in ("type", "factor", "attn_factor", "finetuned", *SCALING.values())))
+ROPE_KEYS = ("dimension_count", "freq_base", "scale_linear",  # keys below rope that have an effect here, or nowhere
+             *(f"scaling.{key}" for key in ("type", "factor", "attn_factor", "finetuned", *SCALING_KEYS.values())))
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {  # keys that are not read, and the only values that change nothing
     "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_attn_factor": (-1, 1), "rope.scaling.alpha": (0, 1),
@@ -57,42 +58,46 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {  # keys that are not read, and
     "expert_weights_scale": (0, 1), "expert_group_count": (0, 1), "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,), "use_parallel_residual": (False,), "router_logit_softcapping": (0,),
     "swin_norm": (False,)}
-TURNED = ("self_attn.q_proj", "self_attn.k_proj")
+
+ROTATED_LAYERS = ("self_attn.q_proj", "self_attn.k_proj")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
-KINDS = (".weight", ".bias")  # endings of tensor names
+NAME_ENDINGS = (".weight", ".bias")  # of tensors
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Architecture(NamedTuple):
     """An architecture of llama.cpp, as far as its files differ from LLaMA's."""
 
-    kind: str  # the model_type
-    interleaved: bool = False  # the two dimensions of a rotary wave are adjacent, unlike in Hugging Face's weights
-    fields: Mapping[str, str] = {}  # further FIELDS
+    model_type: str
+    is_interleaved: bool = False  # the two dimensions of a rotary wave are adjacent, unlike in Hugging Face's weights
+    extra_keys: Mapping[str, str] = {}  # besides METADATA_KEYS
     defaults: Mapping[str, Any] = {}  # values of config.json that files leave out
-    larger: int = 0  # layers of the only size in which hidden_size / heads scales attention, not head_dim
+    layers_of_largest: int = 0  # of the only size in which hidden_size / heads scales attention, not head_dim
 
 
-SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
-          "norm_topk_prob": "expert_weights_norm"}
+EXPERT_KEYS = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
+               "norm_topk_prob": "expert_weights_norm"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True),
+    "llama": Architecture("llama", is_interleaved=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, defaults={"norm_topk_prob": True}),
+    "qwen3moe": Architecture("qwen3_moe", extra_keys=EXPERT_KEYS, defaults={"norm_topk_prob": True}),
     "phi3": Architecture("phi3"),
-    "gemma2": Architecture("gemma2", larger=46),
-    "gemma3": Architecture("gemma3_text", fields={"rope_local_base_freq": "rope.freq_base_swa"}, larger=62),
+    "gemma2": Architecture("gemma2", layers_of_largest=46),
+    "gemma3": Architecture(
+        "gemma3_text", extra_keys={"rope_local_base_freq": "rope.freq_base_swa"}, layers_of_largest=62),
     "olmo2": Architecture("olmo2"),
-    "granite": Architecture("granite", interleaved=True),
+    "granite": Architecture("granite", is_interleaved=True),
     "glm4": Architecture("glm4"),
-    "smollm3": Architecture("smollm3", interleaved=True),
+    "smollm3": Architecture("smollm3", is_interleaved=True),
     "gpt-oss": Architecture(
-        "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
+        "gpt_oss", extra_keys={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
 }
-MIXTRAL = Architecture("mixtral", interleaved=True, fields={"num_local_experts": "expert_count"})
-REMEDY = "download it again, or take the same model in safetensors"
+MIXTRAL = Architecture("mixtral", is_interleaved=True, extra_keys={"num_local_experts": "expert_count"})
+DOWNLOAD_AGAIN = "download it again, or take the same model in safetensors"
 
+
+# --- the folder -------------------------------------------------------------------------------------------------------
 
 def is_gguf(path: str | Path) -> bool:
     """Whether a path has the name of a GGUF file."""
@@ -107,48 +112,50 @@ def unpack(path: Path, folder: Path, progress: bool = True, plain: bool = False)
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
-    mark = folder / GGUF_LIST
-    files = {str(part.resolve()): sample(part) for part in parts_of(path)}
-    source = {"form": FORM, "plain": plain, "files": files}
-    if (folder / "config.json").is_file() and not mark.is_file():
+
+    list_path = folder / GGUF_LIST
+    samples = {str(part.resolve()): sample(part) for part in parts_of(path)}
+    source = {"form": FOLDER_FORM, "plain": plain, "files": samples}
+    if (folder / "config.json").is_file() and not list_path.is_file():
         raise ValueError(f"{folder} holds another model: give an empty or new folder")
-    if _is_made(mark, source):  # before the lock, so that users who may only read the folder can use it
+    if _is_complete(list_path, source):  # before the lock, so that users who may only read the folder can use it
         return folder
 
     with _explained(path), one_at_a_time(folder):
-        if _is_made(mark, source):
+        if _is_complete(list_path, source):
             return folder
         file = GgufFile(path)
-        mark.unlink(missing_ok=True)
+        list_path.unlink(missing_ok=True)
         left_in_file = file.write_weights(folder / "model.safetensors", progress, plain)
         file.write_text(folder)
-        replace(mark, json.dumps({**source, "tensors": left_in_file}).encode())
+        replace(list_path, json.dumps({**source, "tensors": left_in_file}).encode())
     return folder
 
 
 def parts_of(path: Path) -> list[Path]:
     """Return all files of a model, in order, of which `path` is any one. Raises ValueError if one is missing."""
-    name = PART.fullmatch(path.name)
-    if not name:
+    part_name = PART_NAME.fullmatch(path.name)
+    if not part_name:
         return [path]
-    stem, count = name.groups()
+
+    stem, count = part_name.groups()
     parts = [path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
-    missing = next((part for part in parts if not part.is_file()), None)
-    if missing:
-        raise ValueError(f"{path} is one of {len(parts)} parts of a model, but {missing} is missing: download all "
+    missing_part = next((part for part in parts if not part.is_file()), None)
+    if missing_part:
+        raise ValueError(f"{path} is one of {len(parts)} parts of a model, but {missing_part} is missing: download all "
                          "parts into one folder")
     return parts
 
 
 def is_current(folder: Path) -> bool:
     """Whether a folder was completely made from a GGUF file, in the present form."""
-    mark = folder / GGUF_LIST
-    return mark.is_file() and read_json(mark).get("form") == FORM
+    list_path = folder / GGUF_LIST
+    return list_path.is_file() and read_json(list_path).get("form") == FOLDER_FORM
 
 
-def _is_made(mark: Path, source: dict[str, Any]) -> bool:
+def _is_complete(list_path: Path, source: dict[str, Any]) -> bool:
     """Whether a folder was completely made from this file."""
-    return mark.is_file() and source.items() <= read_json(mark).items()
+    return list_path.is_file() and source.items() <= read_json(list_path).items()
 
 
 @contextmanager
@@ -162,8 +169,10 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} needs the package {error.name} to be read: type pip install gguf") from None
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read ({one_line(reason[:200])}): {REMEDY}") from error
+        raise ValueError(f"{path} cannot be read ({one_line(reason[:200])}): {DOWNLOAD_AGAIN}") from error
 
+
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 class GgufFile:
     """A GGUF file: its model's config, and its tensors under their Hugging Face names."""
@@ -171,32 +180,38 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
+        # the metadata, which the first part has, and the tensors
         self.path = path
         parts = parts_of(path)
         readers = [*map(_open, parts)]
-        self._reader = readers[0]  # the first part has all metadata
+        self._reader = readers[0]
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
-        self._files = {tensor.name: str(part.resolve()) for part, reader in zip(parts, readers)
+        self._paths = {tensor.name: str(part.resolve()) for part, reader in zip(parts, readers)
                        for tensor in reader.tensors}
         if self._value("count", 1, of="split") not in (0, len(parts)):
             raise ValueError("it is one of several parts, without its name: join them with gguf-split --merge")
-        named = self._reader.fields.get("general.architecture")
-        if named is None:
+
+        # the architecture
+        name_field = self._reader.fields.get("general.architecture")
+        if name_field is None:
             raise ValueError("it does not name its architecture (general.architecture), so it holds no model")
-        self._name = str(named.contents())
-        if self._name not in ARCHITECTURES:
-            raise ValueError(f"a model of the kind {self._name} is not supported, only {', '.join(ARCHITECTURES)}")
-        self._architecture = MIXTRAL if self._model_value("expert_count") and self._name == "llama" else \
-            ARCHITECTURES[self._name]
+        self._architecture_name = str(name_field.contents())
+        if self._architecture_name not in ARCHITECTURES:
+            raise ValueError(f"a model of the kind {self._architecture_name} is not supported, only "
+                             f"{', '.join(ARCHITECTURES)}")
+        is_mixtral = self._model_value("expert_count") and self._architecture_name == "llama"
+        self._architecture = MIXTRAL if is_mixtral else ARCHITECTURES[self._architecture_name]
+
+        # the model
         self._vocabulary = Vocabulary(self._value)
         self.config = self._read_config()
         self._sizes = LlamaConfig.read(self.config)
-        numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-        self._names = get_tensor_name_map(numbers[self._name], self._sizes.layers)
+        architecture_numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+        self._name_map = get_tensor_name_map(architecture_numbers[self._architecture_name], self._sizes.layers)
 
     def _model_value(self, key: str, default: Any = None) -> Any:
         """Return a value of the architecture's metadata."""
-        return self._value(key, default, self._name)
+        return self._value(key, default, self._architecture_name)
 
     def _value(self, key: str, default: Any = None, of: str = "tokenizer.ggml") -> Any:
         """Return a value of the metadata, by default of the tokenizer."""
@@ -205,51 +220,56 @@ class GgufFile:
 
     def _read_config(self) -> dict[str, Any]:
         """Return the content of the model's `config.json`; raises ValueError for an unsupported model."""
-        own = self._architecture
-        family = FAMILIES[own.kind]
-        config: dict[str, Any] = {"model_type": own.kind, "architectures": [family.architecture]}
-        fields = {**FIELDS, **own.fields}
-        found = {name: self._model_value(key) for name, key in fields.items()}
-        known = {name: value for name, value in found.items() if value is not None}
-        config.update({**own.defaults, **known}, **self._token_ids())
+        architecture = self._architecture
+        model_type = architecture.model_type
+        config: dict[str, Any] = {"model_type": model_type, "architectures": [FAMILIES[model_type].architecture]}
+
+        # the fields that the file gives
+        metadata_keys = {**METADATA_KEYS, **architecture.extra_keys}
+        values = {field: self._model_value(key) for field, key in metadata_keys.items()}
+        present_values = {field: value for field, value in values.items() if value is not None}
+        config.update({**architecture.defaults, **present_values}, **self._token_ids())
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
-        if own.kind == "llama" and config.get("sliding_window"):
+        if model_type == "llama" and config.get("sliding_window"):
             config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
         check({**config, "rope_scaling": None}, CONFIG, "its metadata")
-        if own.kind == "olmo2" and config.get("sliding_window"):
+        if model_type == "olmo2" and config.get("sliding_window"):
             raise ValueError("it has sliding windows, as OLMo 3 has, which are not supported")
-        heads = config["num_attention_heads"]
-        width = config.setdefault("head_dim", config["hidden_size"] // heads)
-        if own.larger:
-            by_model = config["num_hidden_layers"] == own.larger
-            config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_model else width
-        pattern = self._model_value("attention.sliding_window_pattern")
-        if isinstance(pattern, list):
-            config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
-        elif pattern:
-            config["sliding_window_pattern"] = int(pattern)
-        turned = self._model_value("rope.dimension_count", width)
-        if turned != width:
-            config["partial_rotary_factor"] = turned / width
-        if own.kind in ("glm4", "gpt_oss"):
+
+        # those that follow from them
+        hidden_per_head = config["hidden_size"] // config["num_attention_heads"]
+        head_dim = config.setdefault("head_dim", hidden_per_head)
+        if architecture.layers_of_largest:
+            is_largest = config["num_hidden_layers"] == architecture.layers_of_largest
+            config["query_pre_attn_scalar"] = hidden_per_head if is_largest else head_dim
+        window_pattern = self._model_value("attention.sliding_window_pattern")
+        if isinstance(window_pattern, list):
+            config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in window_pattern]
+        elif window_pattern:
+            config["sliding_window_pattern"] = int(window_pattern)
+        rotated_dim = self._model_value("rope.dimension_count", head_dim)
+        if rotated_dim != head_dim:
+            config["partial_rotary_factor"] = rotated_dim / head_dim
+        if model_type in ("glm4", "gpt_oss"):
             config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
-        self._refuse_unread(width, turned)
-        config["rope_scaling"] = self._scaling(config)
+
+        self._refuse_unread(head_dim, rotated_dim)
+        config["rope_scaling"] = self._rope_scaling(config)
         check(config, CONFIG, "its metadata")
         return config
 
-    def _refuse_unread(self, width: int, turned: int) -> None:
+    def _refuse_unread(self, head_dim: int, rotated_dim: int) -> None:
         """Raise ValueError for metadata that would change what the model computes, but is not read."""
-        same_sizes = {"attention.value_length": width, "attention.key_length_swa": width,
-                      "attention.value_length_swa": width, "rope.dimension_count_swa": turned}
+        same_sizes = {"attention.value_length": head_dim, "attention.key_length_swa": head_dim,
+                      "attention.value_length_swa": head_dim, "rope.dimension_count_swa": rotated_dim}
         fine_values = {**WITHOUT_EFFECT, **{key: (size,) for key, size in same_sizes.items()}}
-        read_keys = {*(f"rope.{key}" for key in READ), *self._architecture.fields.values()}
+        read_keys = {*(f"rope.{key}" for key in ROPE_KEYS), *self._architecture.extra_keys.values()}
 
         for field in self._reader.fields:
             name, _, key = field.partition(".")
             can_matter = key in fine_values or key.startswith("rope.")
-            if name != self._name or key in read_keys or not can_matter:
+            if name != self._architecture_name or key in read_keys or not can_matter:
                 continue
             value = self._model_value(key)
             if value not in fine_values.get(key, ()):
@@ -258,99 +278,106 @@ class GgufFile:
     def _token_ids(self) -> dict[str, Any]:
         """Return the ids of the tokens with a role, under their names in a `config.json`."""
         ids, end_ids = self._vocabulary.ids, self._vocabulary.end_ids
-        one_end = end_ids[0] if end_ids else None  # null, since an omitted id would be the family's
-        return {"bos_token_id": ids.get("bos"), "eos_token_id": end_ids if len(end_ids) > 1 else one_end,
+        only_end_id = end_ids[0] if end_ids else None  # null, since an omitted id would be the family's
+        return {"bos_token_id": ids.get("bos"), "eos_token_id": end_ids if len(end_ids) > 1 else only_end_id,
                 "pad_token_id": ids.get("pad")}
 
-    def _scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+    def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """Return the `rope_scaling`, from the metadata and the tensors."""
         factor = self._model_value("rope.scaling.factor") or self._model_value("rope.scale_linear") or 1.0
-        if FACTORS in self._tensors and factor == 1:
-            return self._stretched(config)
-        keys = {name: self._model_value(f"rope.scaling.{key}") for name, key in SCALING.items()}
-        scaling = {name: value for name, value in keys.items() if value}
-        loudness = self._model_value("rope.scaling.attn_factor") or 1.0
-        if LONG[0] in self._tensors:
-            long, short = (self._tensors[name].data.tolist() for name in LONG)
+        if ROPE_FACTORS in self._tensors and factor == 1:
+            return self._llama3_scaling(config)
+
+        values = {name: self._model_value(f"rope.scaling.{key}") for name, key in SCALING_KEYS.items()}
+        scaling = {name: value for name, value in values.items() if value}
+        attention_factor = self._model_value("rope.scaling.attn_factor") or 1.0
+        if LONGROPE_FACTORS[0] in self._tensors:
+            long_factor, short_factor = (self._tensors[name].data.tolist() for name in LONGROPE_FACTORS)
             config["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
-            sharpness = {"attention_factor": loudness} if loudness != 1 else {}
-            return {"type": "longrope", "long_factor": long, "short_factor": short, **sharpness}
-        kind = self._model_value("rope.scaling.type", "linear")
-        if kind == "yarn" and loudness != 1:
-            scaling["attention_factor"] = loudness * (1 + 0.1 * math.log(factor))
-        elif loudness != 1:
-            raise ValueError(f"rope.scaling.attn_factor={loudness:g} goes with yarn only, not with {kind}")
-        if FACTORS in self._tensors:
-            raise ValueError(f"it has both {FACTORS} and rope.scaling.factor={factor:g}, which is not supported")
-        if kind == "none" or kind == "linear" and factor == 1:
+            scaling = {"type": "longrope", "long_factor": long_factor, "short_factor": short_factor}
+            return {**scaling, "attention_factor": attention_factor} if attention_factor != 1 else scaling
+
+        rope_type = self._model_value("rope.scaling.type", "linear")
+        if rope_type == "yarn" and attention_factor != 1:
+            scaling["attention_factor"] = attention_factor * (1 + 0.1 * math.log(factor))
+        elif attention_factor != 1:
+            raise ValueError(f"rope.scaling.attn_factor={attention_factor:g} goes with yarn only, not with {rope_type}")
+        if ROPE_FACTORS in self._tensors:
+            raise ValueError(f"it has both {ROPE_FACTORS} and rope.scaling.factor={factor:g}, which is not supported")
+
+        if rope_type == "none" or rope_type == "linear" and factor == 1:
             return None
         if config["model_type"] == "gpt_oss":
             scaling["truncate"] = False
-        return {"rope_type": kind, "factor": factor, **scaling}
+        return {"rope_type": rope_type, "factor": factor, **scaling}
 
-    def _stretched(self, config: dict[str, Any]) -> dict[str, Any]:
+    def _llama3_scaling(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the `rope_scaling` of Llama 3.1 and later; the file holds only the divisor of each frequency."""
-        factors = torch.from_numpy(self._tensors[FACTORS].data.copy())
-        scaling = {**LLAMA3, "factor": float(factors.max())}
-        sizes = (LlamaConfig.read({**config, "rope_scaling": how}) for how in (None, scaling))
-        plain, scaled = (Rotary(each.turns).frequency() for each in sizes)
-        if plain.shape != factors.shape or not torch.allclose(plain / factors, scaled, rtol=1e-3):
+        factors = torch.from_numpy(self._tensors[ROPE_FACTORS].data.copy())
+        llama3_scaling = {**LLAMA3_SCALING, "factor": float(factors.max())}
+        both_sizes = (LlamaConfig.read({**config, "rope_scaling": scaling}) for scaling in (None, llama3_scaling))
+        plain_frequency, scaled_frequency = (Rotary(sizes.turns).frequency() for sizes in both_sizes)
+        has_plain_shape = plain_frequency.shape == factors.shape
+        if not has_plain_shape or not torch.allclose(plain_frequency / factors, scaled_frequency, rtol=1e-3):
             raise ValueError("its rotary positions are scaled in a way that is not supported")
-        return scaling
+        return llama3_scaling
 
     def write_weights(self, path: Path, progress: bool, plain: bool) -> dict[str, Any]:
         """Write the tensors that do not stay in the file to a safetensors file; return entries of the others."""
-        forms = self._forms()
-        names = {name: self._theirs(name) for name in forms}
-        lacking = next((name for name in names.values() if name not in self._tensors), "")
-        if lacking:
-            raise ValueError(f"it lacks {lacking}")
-        left = self._tensors.keys() - names.values() - {FACTORS, *LONG}
-        if left:
-            raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
+        forms = self._decoder_forms()
+        tensor_names = {name: self._tensor_name(name) for name in forms}
+        missing_name = next((name for name in tensor_names.values() if name not in self._tensors), "")
+        if missing_name:
+            raise ValueError(f"it lacks {missing_name}")
+        unused_names = self._tensors.keys() - tensor_names.values() - {ROPE_FACTORS, *LONGROPE_FACTORS}
+        if unused_names:
+            raise ValueError(f"it holds {min(unused_names)}, which no {self._architecture_name} model has")
 
+        # the tensors that stay in the file, and those that are converted
         family = self._sizes.family
         entries = {}
         for name, form in forms.items():
-            if not plain and (entry := self._entry(name, names[name], form)):
+            if not plain and (entry := self._entry(name, tensor_names[name], form)):
                 entries[published(name, family)] = entry
-        converted = {name: form for name, form in forms.items() if published(name, family) not in entries}
+        converted_forms = {name: form for name, form in forms.items() if published(name, family) not in entries}
 
-        need = sum(form.bytes for form in converted.values())
-        free = shutil.disk_usage(path.parent).free
-        if need > free:
-            raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
-        bar = ProgressBar(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}",
-                          disable=not progress)
-        written_forms = {published(name, family): form for name, form in converted.items()}
-        with bar, writing(path, written_forms) as file:
-            for name, form in converted.items():
-                weights = self._weights(name, self._tensors[names[name]], form)
+        needed_bytes = sum(form.bytes for form in converted_forms.values())
+        free_bytes = shutil.disk_usage(path.parent).free
+        if needed_bytes > free_bytes:
+            raise ValueError(f"it unpacks to {needed_bytes / 1e9:.2f} GB, but the disk of {path.parent} has "
+                             f"{free_bytes / 1e9:.2f}")
+
+        progress_bar = ProgressBar(total=needed_bytes, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}",
+                                   disable=not progress)
+        written_forms = {published(name, family): form for name, form in converted_forms.items()}
+        with progress_bar, writing(path, written_forms) as file:
+            for name, form in converted_forms.items():
+                weights = self._weights(name, self._tensors[tensor_names[name]], form)
                 file.write(published(name, family), weights)
-                bar.update(form.bytes)
+                progress_bar.update(form.bytes)
         return entries
 
     def _entry(self, name: str, tensor_name: str, form: TensorForm) -> dict[str, Any] | None:
         """Return where a matrix is in the file; None for a tensor that must be converted."""
         tensor, expert = self._tensors[tensor_name], EXPERT.search(name)
-        stored = self._stored_form(tensor, form)
-        if not stored:
+        stored_form = self._stored_form(tensor, form)
+        if not stored_form:
             return None
 
         shape = tuple(map(int, reversed(tensor.shape)))
-        own_shape = shape[1:] if expert else shape
-        if own_shape != form.shape:
-            raise ValueError(f"{tensor.name} has the shape {own_shape} instead of {form.shape}")
+        matrix_shape = shape[1:] if expert else shape
+        if matrix_shape != form.shape:
+            raise ValueError(f"{tensor.name} has the shape {matrix_shape} instead of {form.shape}")
 
-        start = int(tensor.data_offset)
+        first_byte = int(tensor.data_offset)
         if expert:
-            start += int(expert[1]) * stored.bytes
+            first_byte += int(expert[1]) * stored_form.bytes
         return {
-            "file": self._files[tensor_name],
-            "dtype": CODES_BY_DTYPE[stored.dtype],
-            "shape": stored.shape,
-            "start": start,
-            "turned": self._sizes.head_dim if self._is_turned(name) else 0,
+            "file": self._paths[tensor_name],
+            "dtype": CODES_BY_DTYPE[stored_form.dtype],
+            "shape": stored_form.shape,
+            "start": first_byte,
+            "turned": self._sizes.head_dim if self._is_interleaved(name) else 0,
         }
 
     def _stored_form(self, tensor: Any, form: TensorForm) -> TensorForm | None:
@@ -372,28 +399,30 @@ class GgufFile:
         """Whether the file's bytes are in the other order than this machine's, which is that of all usual files."""
         return bool(self._reader.byte_order != "I")
 
-    def _is_turned(self, name: str) -> bool:
+    def _is_interleaved(self, name: str) -> bool:
         """Whether the two dimensions of a rotary wave are adjacent in a tensor of the file."""
-        return self._architecture.interleaved and any(part in name for part in TURNED)
+        return self._architecture.is_interleaved and any(layer_name in name for layer_name in ROTATED_LAYERS)
 
-    def _theirs(self, name: str) -> str:
+    def _tensor_name(self, name: str) -> str:
         """Return llama.cpp's name for a tensor of the decoder; there all experts of a layer are one tensor."""
-        usual = EXPERT.sub(".experts.", published(name, self._sizes.family))
-        theirs: str = self._names.get_name(usual, KINDS) or usual
-        return theirs if theirs.endswith(KINDS) else f"{theirs}.weight"
+        usual_name = EXPERT.sub(".experts.", published(name, self._sizes.family))
+        tensor_name: str = self._name_map.get_name(usual_name, NAME_ENDINGS) or usual_name
+        return tensor_name if tensor_name.endswith(NAME_ENDINGS) else f"{tensor_name}.weight"
 
-    def _forms(self) -> dict[str, TensorForm]:
+    def _decoder_forms(self) -> dict[str, TensorForm]:
         """Return the forms of the decoder's tensors, with products fused where the file has them fused."""
         forms: dict[str, TensorForm] = {}
         for name, shape in tensor_shapes(self._sizes):
-            part = name.split(".")[-2]
-            for together, parts in FUSED_LAYERS.items():
-                if "experts" in name or part not in parts:
+            layer_name = name.split(".")[-2]
+            for fused_name, part_names in FUSED_LAYERS.items():
+                if "experts" in name or layer_name not in part_names:
                     continue
-                if self._theirs(name.replace(part, parts[0])) not in self._tensors:
-                    name = name.replace(part, together)
-            rows = forms[name].shape[0] if name in forms else 0
-            forms[name] = TensorForm(torch.float32, (rows + shape[0], *shape[1:]))
+                first_part = name.replace(layer_name, part_names[0])
+                if self._tensor_name(first_part) not in self._tensors:
+                    name = name.replace(layer_name, fused_name)
+
+            rows_before = forms[name].shape[0] if name in forms else 0
+            forms[name] = TensorForm(torch.float32, (rows_before + shape[0], *shape[1:]))
         return forms
 
     def _weights(self, name: str, tensor: Any, form: TensorForm) -> Tensor:
@@ -405,7 +434,7 @@ class GgufFile:
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
-        if self._is_turned(name):
+        if self._is_interleaved(name):
             weights = half_a_head_apart(weights, self._sizes.head_dim)
         if self._sizes.family.norm_weight_plus_one and weights.dim() == 1:  # a norm
             weights = weights - 1
@@ -413,7 +442,7 @@ class GgufFile:
 
     def write_text(self, folder: Path) -> None:
         """Write `config.json`, and the files of the tokenizer with its chat template."""
-        tokenizer = self._vocabulary.tokenizer(strips_spaces=self._name == "phi3")
+        tokenizer = self._vocabulary.tokenizer(strips_spaces=self._architecture_name == "phi3")
         tokenizer.chat_template = self._value("chat_template", of="tokenizer")
         tokenizer.save_pretrained(folder, legacy_format=False)
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
@@ -425,9 +454,9 @@ def _open(path: Path) -> Any:
 
     class Reader(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            found = super()._get(offset, dtype, count, override_order)
-            if len(found) != int(count):
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) != int(count):
                 raise ValueError("it is cut off")
-            return found
+            return values
 
     return Reader(path)
