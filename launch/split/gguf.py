@@ -243,11 +243,13 @@ class GgufFile:
         if architecture.layers_of_largest:
             is_largest = config["num_hidden_layers"] == architecture.layers_of_largest
             config["query_pre_attn_scalar"] = hidden_per_head if is_largest else head_dim
+
         window_pattern = self._model_value("attention.sliding_window_pattern")
         if isinstance(window_pattern, list):
             config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in window_pattern]
         elif window_pattern:
             config["sliding_window_pattern"] = int(window_pattern)
+
         rotated_dim = self._model_value("rope.dimension_count", head_dim)
         if rotated_dim != head_dim:
             config["partial_rotary_factor"] = rotated_dim / head_dim

@@ -148,7 +148,8 @@ def _gguf_locations(list_path: Path) -> dict[str, Location]:
     for name, entry in entries.items():
         path, first_byte = Path(entry["file"]), entry["start"]
         form = TensorForm(DTYPES_BY_CODE[entry["dtype"]], tuple(entry["shape"]))
-        file_size = path.stat().st_size if path.is_file() and path.suffix.lower() == ".gguf" else 0
+        is_gguf = path.is_file() and path.suffix.lower() == ".gguf"
+        file_size = path.stat().st_size if is_gguf else 0
         if file_size < first_byte + form.bytes:
             raise ValueError(f"{list_path.parent} needs {path}, which is missing or cut off; copy it there again")
         locations[name] = Location(form, path, first_byte, entry["turned"])
@@ -301,7 +302,8 @@ class Checkpoint:
             if path.suffix == ".safetensors":
                 locations.update(_safetensors_locations(path))
             else:
-                locations.update((name, Location(form_of(x), path, None)) for name, x in self._bin(path).items())
+                for name, x in self._bin(path).items():
+                    locations[name] = Location(form_of(x), path, None)
         locations.update(_gguf_locations(self.folder / GGUF_LIST))
         return locations
 

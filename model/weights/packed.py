@@ -139,7 +139,8 @@ def _block_shape(forms: Mapping[str, TensorForm], name: str, scale_name: str, co
         return 1, shape[1]
 
     _checked_shape(forms, scale_name, None, None, dtype=None)
-    block_shape = config_shape or [-(-size // num_blocks) for size, num_blocks in zip(shape, scale_shape)]
+    usual_shape = [-(-size // num_blocks) for size, num_blocks in zip(shape, scale_shape)]
+    block_shape = config_shape or usual_shape
     if not BLOCK_SHAPE.fits(block_shape) or len(block_shape) != 2:
         raise ValueError(f"config.json says weight_block_size={short_repr(block_shape)}, which should be "
                          f"{BLOCK_SHAPE.words}; copy it again from the model")
