@@ -217,9 +217,9 @@ class FourBit(Quantized):
     """Weights in nf4 or fp4, with a kernel that reads them directly, if there is one; else they are dequantized."""
 
     def settle(self, dtype: torch.dtype) -> None:
-        functional, device = library(), self.weight.device
+        functional = library()
         shape = torch.Size((self.out_features, self.in_features))
-        code_values = functional.get_4bit_type(self.kind, device=device)
+        code_values = functional.get_4bit_type(self.kind, device=self.weight.device)
         self.state = functional.QuantState(self.scale, shape, code_values, BLOCK_SIZE, self.kind, dtype)
 
         is_on_cuda = self.weight.is_cuda
