@@ -15,21 +15,21 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_334,
-    "model": 63_182,
-    "pipeline": 21_460,
+    "config": 23_442,
+    "model": 63_205,
+    "pipeline": 21_542,
     "cluster": 20_486,
     "tp": 5_890,
-    "sim": 7_788,
-    "launch": 40_729,
-    "eval": 48_451,
+    "sim": 7_792,
+    "launch": 40_735,
+    "eval": 48_467,
     "serve": 20_591,
     "eval/dsi": 16_594,
     "eval/flowspec": 2_212,
-    "eval/load": 2_579,
-    "eval/plan": 16_916,
+    "eval/load": 2_587,
+    "eval/plan": 16_924,
     "eval/specinfer": 3_673,
-    "train": 18_597,
+    "train": 18_605,
     "scripts": 5_396,
     "split_and_save_models": 608,
 }
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.32
-BLANK_SHARE = 0.106
-EMPTY_COUNT = 92
+COMPOUND_SHARE = 0.33
+BLANK_SHARE = 0.109
+EMPTY_COUNT = 54
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
