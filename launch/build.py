@@ -22,15 +22,8 @@ from model.native.linear import NativeProducts
 from model.sample import Penalties, Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD
-from model.weights.quant import (
-    Recast,
-    compress,
-    load,
-    pack,
-    probe,
-    return_freed_memory,
-    why_unfolded,
-)
+from model.weights.quant import Recast
+from model.weights.quant_layers import compress, load, pack, probe, return_freed_memory, why_unfolded
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring

@@ -30,7 +30,7 @@ from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import Packer, compress, fuse, pack
+from model.weights.quant_layers import Packer, compress, fuse, pack
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 

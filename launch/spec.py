@@ -22,7 +22,8 @@ from model.llama import LlamaConfig
 from model.native.layers import reason_against
 from model.native.structures import reason_against_numbers
 from model.weights.parts import Part
-from model.weights.quant import STORED, probe, running_kind
+from model.weights.quant import STORED, running_kind
+from model.weights.quant_layers import probe
 from tp.links import Placement
 
 

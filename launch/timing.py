@@ -25,7 +25,7 @@ from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress, fuse, pack, probe
+from model.weights.quant_layers import compress, fuse, pack, probe
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 

@@ -17,7 +17,8 @@ from model.llama import Logits, Slice, fill
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, assign, check_model, read_sizes
-from model.weights.quant import Recast, load
+from model.weights.quant import Recast
+from model.weights.quant_layers import load
 
 
 class Whole:

@@ -11,7 +11,7 @@ from config.schema.families import FAMILIES
 from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Scales, Slice, fill
 from model.weights.onednn import packed
-from model.weights.quant import compress, fuse, pack
+from model.weights.quant_layers import compress, fuse, pack
 from tests.same_rows import LENGTH, alone, in_trees
 
 SIZES = LlamaConfig(hidden=192, layers=2, heads=6,

@@ -18,7 +18,7 @@ from launch.timing import random_weights
 from model.llama import LlamaConfig, Slice, fill
 from model.weights import int4
 from model.weights.parts import Part
-from model.weights.quant import Int4, compress, fuse, probe
+from model.weights.quant_layers import Int4, compress, fuse, probe
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same

@@ -15,7 +15,7 @@ from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Slice, fill
 from model.weights import onednn
 from model.weights.onednn import Packed, packed
-from model.weights.quant import compress, fuse, pack
+from model.weights.quant_layers import compress, fuse, pack
 from tests.checkpoints import same
 
 SIZES = LlamaConfig(hidden=64, layers=3, heads=4,

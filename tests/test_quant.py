@@ -16,11 +16,12 @@ from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import Layout, split
 from model.llama import fill
-from model.weights import quant
+from model.weights import quant, quant_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import Packed
 from model.weights.parts import Part
-from model.weights.quant import BLOCK_SIZE, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
+from model.weights.quant import BLOCK_SIZE, KINDS, quantize, running_kind
+from model.weights.quant_layers import Int8, Quantized, compress, probe
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
@@ -194,7 +195,7 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         head = network.network
         kinds = {type(module)
                  for module in head.modules() if isinstance(module, (nn.Linear, Packed, Quantized))}
-        assert kinds in ([{quant.FourBit}] if asked else [{nn.Linear}, {Packed}])
+        assert kinds in ([{quant_layers.FourBit}] if asked else [{nn.Linear}, {Packed}])
         assert not isinstance(lm_head.product, Quantized)
 
 
@@ -203,11 +204,11 @@ def test_a_head_is_quantized_when_asked_and_its_plain_weight_given_up(kind, save
     part = Part(saved / "0+2+2" / "stage_0")
     plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32"), part))
                     for asked in ("none", kind))
-    assert type(rough.product) is quant.CLASSES_BY_KIND[kind]
+    assert type(rough.product) is quant_layers.CLASSES_BY_KIND[kind]
     x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
-    assert 0 < float(off) < quant.MAX_ERROR
-    if not quant.why_unfolded(rough):
+    assert 0 < float(off) < quant_layers.MAX_ERROR
+    if not quant_layers.why_unfolded(rough):
         assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
 
 

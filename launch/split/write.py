@@ -39,7 +39,8 @@ from model.weights.parts import (
     check_type,
     plan_stages,
 )
-from model.weights.quant import STORED, Recast, probe
+from model.weights.quant import STORED, Recast
+from model.weights.quant_layers import probe
 from model.weights.split import placements, span
 from model.weights.unfold import Unfolded
 from tp.shares import ShardedSource, member_tensors

@@ -23,7 +23,7 @@ from model.llama import LlamaConfig, fill
 from model.weights.blocks import block_type
 from model.weights.checkpoint import Checkpoint, form_of
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
-from model.weights.quant import BlockEmbedding
+from model.weights.quant_layers import BlockEmbedding
 from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"

@@ -31,7 +31,8 @@ from model.native.structures import (
     request_of,
     start,
 )
-from model.weights.quant import STORED, Recast, hollow, hollow_blocks
+from model.weights.quant import STORED, Recast
+from model.weights.quant_layers import hollow, hollow_blocks
 
 LANES = 8  # a head has a multiple of this many dimensions
 

@@ -15,7 +15,8 @@ from model.llama import fill
 from model.native.compiler import Level, library
 from model.native.structures import CModel, Weights, check_result, packing_of, start
 from model.weights.blocks import plain_shape
-from model.weights.quant import STORED, hollow, quantized_tensors
+from model.weights.quant import STORED, quantized_tensors
+from model.weights.quant_layers import hollow
 
 NO_LAYERS = CModel(heads=1, kv_heads=1)
 
