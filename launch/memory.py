@@ -25,7 +25,7 @@ from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import STORED, WEIGHTS_AT_ONCE, Recast
 from model.weights.unfold import AHEAD, Unfolded
 from pipeline import replicas
-from pipeline.pacing import MESSAGE_ROWS
+from pipeline.allocation import MESSAGE_ROWS
 from tp.shares import shares
 
 GB = 1e9

@@ -17,8 +17,8 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import Network, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.pacing import TargetOptions
 from pipeline.requests import RequestTarget, Ring
+from pipeline.target_options import TargetOptions
 
 SIZES = (16, 32, 64)  # rows
 FLAT_RATIO = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long

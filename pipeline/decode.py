@@ -21,10 +21,10 @@ from model.drafts.network import at_once, read_all
 from model.tree import TokenTree
 from pipeline.answers import Answer, Request
 from pipeline.messages import Reset
-from pipeline.pacing import TargetOptions
 from pipeline.request_draft import RequestDraft
 from pipeline.requests import TRIES, RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
+from pipeline.target_options import TargetOptions
 
 MIN_SHARED_TOKENS = 16  # for which a text is reused
 

@@ -18,9 +18,9 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.link import Link
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.pacing import DEFAULT_OPTIONS, TargetOptions
 from pipeline.requests import RequestTarget, Ring, facts_of_sending
 from pipeline.strategies import Progress
+from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 
 MAX_SEGMENT_ROWS = 64  # maximum rows of a segment

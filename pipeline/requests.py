@@ -19,10 +19,12 @@ from model.devices import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
+from pipeline.allocation import worths
 from pipeline.link import Link, send_round
 from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
-from pipeline.pacing import DEFAULT_OPTIONS, Pacing, TargetOptions, worths
+from pipeline.pacing import Pacing
 from pipeline.strategies import WAIT, Progress, Target
+from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 
 TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from model.tree import TokenTree
+from pipeline.allocation import MESSAGE_ROWS, Batcher, RowAllocator
 from pipeline.messages import Segment
-from pipeline.pacing import DEFAULT_OPTIONS, MESSAGE_ROWS, Batcher, RowAllocator, StageTimes, TargetOptions
+from pipeline.stage_times import StageTimes
+from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 
 
 @dataclass

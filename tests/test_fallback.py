@@ -13,9 +13,9 @@ from launch.pipeline import Pipeline
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
-from pipeline import pacing
+from pipeline import gates
 from pipeline.answers import Request
-from pipeline.pacing import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
+from pipeline.gates import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -98,7 +98,7 @@ def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_reques
 @pytest.mark.parametrize("strategy", ["continuous", "streaming"])
 @pytest.mark.parametrize("plain", [1e-12, 1e12])
 def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypatch):
-    monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)  # so that what this machine measures does not end the rest
+    monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # so that what this machine measures does not end the rest
     text = TINY.text(PROMPT, 60, Sampler())
     with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]),
                   replace(TREE, plain_seconds=plain)) as decoder:
@@ -108,7 +108,7 @@ def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypat
 
 @pytest.mark.parametrize("strategy", ["continuous", "streaming"])
 def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeypatch):
-    monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)
+    monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)
     text = TINY.text(PROMPT, 60, Sampler())
     network, asked = TINY.twin(), []
     expand = network.expand

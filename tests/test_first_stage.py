@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pipeline.pacing import EARLY_SHARE, SHORTEST_TIME_GROWTH, FirstStage
+from pipeline.stage_times import EARLY_SHARE, SHORTEST_TIME_GROWTH, FirstStage
 
 
 def taught(seconds, share=0.25):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from model.sample import Sampler
 from pipeline import decode as prefixes
-from pipeline import pacing
+from pipeline import gates
 from pipeline.answers import Request
 from tests.test_prunes import delaying, losing
 from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
@@ -136,7 +136,7 @@ def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
 
 @pytest.mark.parametrize("names", [("eagle",), ("eagle3", "suffix"), ("twin",)])
 def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(names, monkeypatch):
-    monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
+    monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
     text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
     with pipeline(TINY, 3, "streaming", TINY.mixture(*names), replace(TREE, plain_seconds=1e-12)) as decoder:
         decoder.reuses_texts = True

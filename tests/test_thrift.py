@@ -9,16 +9,10 @@ import pytest
 from config.profiles import Profile
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
+from pipeline.allocation import RowAllocator
+from pipeline.gates import RATE_SECONDS, DraftGate
 from pipeline.messages import Visit
-from pipeline.pacing import (
-    NEW_WEIGHT,
-    RATE_SECONDS,
-    SHORTEST_TIME_GROWTH,
-    DraftGate,
-    FirstStage,
-    RowAllocator,
-    StageTimes,
-)
+from pipeline.stage_times import NEW_WEIGHT, SHORTEST_TIME_GROWTH, FirstStage, StageTimes
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
 

@@ -1,0 +1,165 @@
+"""Which rows leave: the rows of the next segment for each request, and the segments that leave in one message.
+
+Text goes before guesses, the prompt of the oldest request first. Guesses are ordered by their probability times the
+priority of their request; the priority counts once more for each segment that left without guesses of the request. Each
+segment in flight serves a share of the requests, and has as many rows for each of them as a single request would send.
+Beyond the rows of one request, a guess must be worth its row.
+"""
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import Iterator, Protocol, Sequence
+
+from model.tree import TokenTree
+from pipeline.messages import Segment
+from pipeline.stage_times import StageTimes
+from pipeline.target_options import TargetOptions
+
+# The least worth of a guess beyond the rows of one request, chosen by trial: one that becomes text once in ten times.
+# Each such row delays all other requests.
+LEAST_EXTRA_WORTH = math.log(0.1)
+
+WRONG_SHARE = 0.5  # mean share of the stages that compute a guess that proves wrong: prunes meet it half-way
+MESSAGE_ROWS = 256  # maximum rows of a message of several segments, for which ranks reserve memory
+
+
+class Bidder(Protocol):
+    """A request that competes for rows."""
+
+    request: int
+    tree: TokenTree
+    options: TargetOptions
+    passed_over: int  # number of segments since the last one with guesses of this request
+
+
+class RowAllocator:
+    """The division of the rows of the next segment among requests."""
+
+    def __init__(self, num_in_flight: int, times: StageTimes) -> None:
+        self._num_in_flight = max(1, num_in_flight)  # segments
+        self._times = times
+        self._is_divided = False  # whether the rows of the next segment were divided
+        self._least_worth = 0.0  # of the guesses to send, a logarithm
+        self._guess_rows_left = 0
+        self.left_out: set[int] = set()  # requests without a row in the next segment
+
+    def share(self, bidder: Bidder, bidders: Sequence[Bidder], segment_size: int) -> int:
+        """Return how many rows a bidder may fill, text included.
+
+        `segment_size` is the number of rows of a single request's segment.
+        """
+        if not self._is_divided or len(bidders) == 1:
+            self._divide(bidders, segment_size)
+
+        guess_worths = worths(bidder, weighed=len(bidders) > 1)
+        num_guesses = min(self._guess_rows_left, sum(worth >= self._least_worth for worth in guess_worths))
+        self._guess_rows_left -= num_guesses
+        bidder.passed_over = 0 if num_guesses else bidder.passed_over + bool(bidder.tree.unsent_guesses)
+
+        num_rows = len(bidder.tree.unsent_text) + num_guesses
+        if not num_rows and len(bidders) > 1:
+            self.left_out.add(bidder.request)
+        return num_rows
+
+    def close(self) -> None:
+        """Record that the segment has left: the next call of `share` divides the rows of the next one."""
+        self._is_divided = False
+        self.left_out.clear()
+
+    def _divide(self, bidders: Sequence[Bidder], segment_size: int) -> None:
+        """Choose the guesses of the next segment: the most worthy ones for which there is room, and which pay."""
+        num_text_rows = sum(len(bidder.tree.unsent_text) for bidder in bidders)
+
+        # the best guesses of all requests
+        requests_per_segment = max(1.0, len(bidders) / self._num_in_flight)
+        room_of_all = max(0, int(segment_size * requests_per_segment) - num_text_rows)
+        all_worths = (worth for bidder in bidders for worth in worths(bidder, len(bidders) > 1))
+        best_worths = heapq.nlargest(room_of_all, all_worths)
+
+        # beyond the room of one request, only good ones
+        room_of_one = segment_size - num_text_rows
+        num_good = sum(worth >= LEAST_EXTRA_WORTH for worth in best_worths)
+        best_worths = best_worths[:max(room_of_one, num_good)]
+
+        # only those that pay
+        if all(bidder.options.thrifty for bidder in bidders):
+            num_tips = sum(bool(bidder.tree.unsent_text) for bidder in bidders)
+            best_worths = best_worths[:self._num_paying(best_worths, num_text_rows, num_tips)]
+
+        self._is_divided, self._guess_rows_left = True, len(best_worths)
+        self._least_worth = best_worths[-1] if best_worths else math.inf
+
+    def _num_paying(self, best_worths: Sequence[float], num_text_rows: int, num_tips: int) -> int:
+        """Return how many of the best guesses pay in addition to rows of text, with `num_tips` tips among them.
+
+        A guess in this segment is answered earlier by a segment's time in the slowest stage, and delays each other row
+        by the time of one more row in all stages. Both are weighted with the probability that a row becomes text.
+        Without a tip in the segment a wrong guess dies half-way on average.
+        """
+        expected_tokens = float(num_tips)
+        share_of_stages = 1.0 if num_tips else WRONG_SHARE
+
+        for index, worth in enumerate(best_worths):
+            probability = math.exp(min(worth, 0.0))
+            num_rows = num_text_rows + index
+            gain = probability * self._times.slowest(num_rows)
+            cost = share_of_stages * expected_tokens * self._times.seconds_per_row(num_rows)
+            if expected_tokens and gain < cost:
+                return index
+            expected_tokens += probability
+        return len(best_worths)
+
+
+def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
+    """Yield the worths of unsent guesses: log-probabilities, with `weighed` plus the log of the request's weight."""
+    tree = bidder.tree
+    log_weight = math.log(bidder.options.priority * (1 + bidder.passed_over)) if weighed else 0.0
+    offset = log_weight - tree.nodes[tree.tip].score
+    return (tree.nodes[node].score + offset for node in tree.unsent_guesses)
+
+
+class Batcher:
+    """The messages to send, the next one first."""
+
+    def __init__(self) -> None:
+        self._messages: deque[list[Segment]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def holds(self, request: int) -> bool:
+        """Return whether a segment of this request waits."""
+        return any(segment.request == request for message in self._messages for segment in message)
+
+    def put(self, segment: Segment) -> None:
+        """Add a segment after all other segments of its request."""
+        index = 0
+        for next_index, message in enumerate(self._messages, 1):
+            if any(other.request == segment.request for other in message):
+                index = next_index
+
+        while index < len(self._messages) and not _fits(segment, self._messages[index]):
+            index += 1
+        if index == len(self._messages):
+            self._messages.append([])
+        self._messages[index].append(segment)
+
+    def take(self) -> list[Segment]:
+        """Remove and return the next message."""
+        return self._messages.popleft()
+
+    def drop(self, request: int) -> int:
+        """Drop the segments of a request; return their number."""
+        num_before = sum(map(len, self._messages))
+        kept = ([segment for segment in message if segment.request != request] for message in self._messages)
+        self._messages = deque(filter(None, kept))
+        return num_before - sum(map(len, self._messages))
+
+
+def _fits(segment: Segment, message: list[Segment]) -> bool:
+    """Return whether a message has room for a segment, and both or neither of them need inner features."""
+    num_rows = sum(len(other.nodes) for other in message)
+    is_alike = all((other.inner is None) == (segment.inner is None) for other in message)
+    return is_alike and num_rows + len(segment.nodes) <= MESSAGE_ROWS

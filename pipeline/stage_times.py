@@ -1,0 +1,248 @@
+"""When the first stage is free, and how long stages and wires take, by the rows of a segment.
+
+A segment spends about the same time in each stage, so the first one is busy for a fixed share of the round trip of a
+segment that did not wait. This needs no message.
+"""
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from operator import add
+from typing import AbstractSet, Sequence, Tuple
+
+from pipeline.messages import Visit
+
+# The next segment is sent this share of a segment's time in the stage before the stage is free: early enough that the
+# stage never idles, late enough that a new answer can still change its rows.
+EARLY_SHARE = 0.1
+
+# The weight of a new measurement in a mean. The last four have two thirds, so a device that becomes hot is noticed.
+NEW_WEIGHT = 0.25
+
+# The factor of a shortest time (of a segment, level or wire) at each new measurement. A shortest time has no delays in
+# it; growing by half a percent, it doubles in 140 measurements, and so follows a device that has become slower.
+SHORTEST_TIME_GROWTH = 1.005
+
+# The limits of the factor by which a new time changes those for other numbers of rows: a single delay may not do more.
+SCALE_LIMITS = (0.5, 2.0)
+
+CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of rows at which curves of all stages are summed
+
+CurvePoint = Tuple[float, float]  # rows, seconds
+
+
+@dataclass
+class Occupancy:
+    """The estimated times of a segment in the first stage."""
+
+    nodes: frozenset[int]
+    sent_at: float
+    begins_at: float
+    ends_at: float
+
+
+class FirstStage:
+    """The segments in flight; each spends a `share` of its round trip in the first stage."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._shortest_seconds: dict[int, float] = {}  # rows -> the shortest measured time in the stage
+        self._in_flight: deque[Occupancy] = deque()  # the oldest first
+        self._last_left_at = 0.0  # time at which the newest returned segment left the stage
+        self._mean_round_trip: float | None = None  # seconds, of recent segments
+
+    def send(self, nodes: list[int], now: float) -> None:
+        """Record a segment that was sent."""
+        begins_at = max(now, self.free_at)
+        ends_at = begins_at + self._estimated_seconds(len(nodes))
+        self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, ends_at))
+
+    def back(self, num_rows: int, now: float) -> float:
+        """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds."""
+        assert self._in_flight, "a segment came back, and none was in flight"
+        segment = self._in_flight.popleft()
+        self._last_left_at = min(segment.ends_at, now)
+
+        estimate_was_late = segment.ends_at > now
+        round_trip = now - (segment.sent_at if estimate_was_late else segment.begins_at)
+
+        if num_rows:
+            mean = round_trip if self._mean_round_trip is None else self._mean_round_trip
+            self._mean_round_trip = mean + NEW_WEIGHT * (round_trip - mean)
+
+        if num_rows == len(segment.nodes):  # nothing was pruned in flight
+            stage_seconds = round_trip * self._share
+            shortest = self._shortest_seconds.get(num_rows, stage_seconds)
+            self._shortest_seconds[num_rows] = min(stage_seconds, SHORTEST_TIME_GROWTH * shortest)
+        return round_trip
+
+    def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:
+        """Record dead nodes: a segment without live nodes is given up, and later ones enter the stage earlier."""
+        free_at = self._last_left_at
+
+        for segment in self._in_flight:
+            stage_seconds = segment.ends_at - segment.begins_at
+            is_given_up = segment.ends_at > now and segment.nodes <= dead_nodes
+
+            segment.begins_at = max(segment.sent_at, free_at)
+            segment.ends_at = max(segment.begins_at, now) if is_given_up else segment.begins_at + stage_seconds
+            free_at = segment.ends_at
+
+    def whereabouts(self, now: float) -> list[tuple[frozenset[int], float]]:
+        """Return each segment in flight, the oldest first, with the share of its way that it has probably gone."""
+        shares = []
+        for segment in self._in_flight:
+            stage_seconds = segment.ends_at - segment.begins_at
+            round_trip = self._mean_round_trip or stage_seconds / self._share or math.inf
+            passed = (now - segment.begins_at) / round_trip
+            shares.append((segment.nodes, min(max(passed, 0.0), 1.0)))
+        return shares
+
+    @property
+    def free_at(self) -> float:
+        """Time at which all segments have left the stage."""
+        return self._in_flight[-1].ends_at if self._in_flight else 0.0
+
+    @property
+    def due_at(self) -> float:
+        """Time at which the oldest segment should come back; infinite if it is unknown, or if none is in flight."""
+        if not self._in_flight or self._mean_round_trip is None:
+            return math.inf
+        return self._in_flight[0].begins_at + self._mean_round_trip
+
+    @property
+    def ready_at(self) -> float:
+        """Time from which on a new segment would hardly wait."""
+        if not self._in_flight:
+            return 0.0
+        newest = self._in_flight[-1]
+        return newest.ends_at - EARLY_SHARE * (newest.ends_at - newest.begins_at)
+
+    def _estimated_seconds(self, num_rows: int) -> float:
+        """Return the seconds of a segment: the shortest ones known for as many rows or more, else the longest."""
+        of_larger = [seconds for rows, seconds in self._shortest_seconds.items() if rows >= num_rows]
+        return min(of_larger) if of_larger else max(self._shortest_seconds.values(), default=0.0)
+
+
+class Curve:
+    """Seconds of one stage by rows, with one point between successive powers of two."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, CurvePoint] = {}  # by the number of bits of their rows
+
+    def learn(self, visit: Visit) -> None:
+        """Add a measurement."""
+        num_bits = visit.rows.bit_length()
+        rows, seconds = self._points.get(num_bits, visit)
+        mean_seconds = seconds + NEW_WEIGHT * (visit.seconds - seconds)
+
+        # the whole curve
+        least, most = SCALE_LIMITS
+        scale = min(max(mean_seconds / seconds, least), most) if seconds > 0 else 1.0
+        for other_bits, (other_rows, other_seconds) in self._points.items():
+            self._points[other_bits] = other_rows, other_seconds * scale
+
+        # the measured point
+        self._points[num_bits] = rows + NEW_WEIGHT * (visit.rows - rows), mean_seconds
+
+    def of(self, row_counts: Sequence[int]) -> list[float]:
+        """Return the seconds for each of these numbers of rows.
+
+        After a point the curve keeps its slope, up to the height of the next point: a stage is assumed to be slower
+        only if that was measured.
+        """
+        rising: list[CurvePoint] = []
+        for num_bits in sorted(self._points):
+            rows, seconds = self._points[num_bits]
+            least = rising[-1][1] if rising else 0.0
+            rising.append((rows, max(seconds, least)))
+        return [_extrapolated(rising, num_rows) for num_rows in row_counts]
+
+
+class StageTimes:
+    """The curves of all stages of a ring, and of the wires between them."""
+
+    def __init__(self) -> None:
+        self._curves: list[Curve] = []
+        self._wire_points: dict[int, CurvePoint] = {}  # like the points of a curve, with the shortest measured times
+        self._slowest_stage: list[CurvePoint] = []  # curve of the slowest stage; empty after a new measurement
+        self._whole_way: list[CurvePoint] = []  # curve of all stages and wires together
+
+    def learn(self, visits: Sequence[Visit], round_trip: float) -> None:
+        """Add the visits of a returned message, and the seconds of its round trip."""
+        while len(self._curves) < len(visits):
+            self._curves.append(Curve())
+        for curve, visit in zip(self._curves, visits):
+            curve.learn(visit)
+
+        num_rows = visits[0].rows if visits else 0
+        has_visited_all = len(visits) == len(self._curves)
+        if num_rows and has_visited_all and visits[-1].rows == num_rows:  # nothing was pruned in flight
+            wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
+            num_bits = num_rows.bit_length()
+            shortest = self._wire_points.get(num_bits, (num_rows, wire_seconds))[1]
+            self._wire_points[num_bits] = num_rows, min(wire_seconds, SHORTEST_TIME_GROWTH * shortest)
+        self._slowest_stage = []
+
+    def slowest(self, num_rows: int) -> float:
+        """Return the seconds of the slowest stage for `num_rows` rows; 0 before any measurement."""
+        self._update()
+        return _interpolated(self._slowest_stage, num_rows)
+
+    def seconds_per_row(self, num_rows: int) -> float:
+        """Return the seconds of one more row, beyond `num_rows` rows, in all stages and on all wires together."""
+        self._update()
+        index = min(max(bisect_right(CURVE_ROWS, num_rows), 1), len(CURVE_ROWS) - 1)
+        (left_rows, left_seconds), (right_rows, right_seconds) = self._whole_way[index - 1:index + 1]
+        return (right_seconds - left_seconds) / (right_rows - left_rows)
+
+    def _update(self) -> None:
+        if self._slowest_stage:
+            return
+
+        # stages
+        stage_curves = [curve.of(CURVE_ROWS) for curve in self._curves]
+        seconds_by_stage = list(zip(*stage_curves)) or [(0.0,)] * len(CURVE_ROWS)
+        self._slowest_stage = list(zip(CURVE_ROWS, map(max, seconds_by_stage)))
+
+        # wires
+        wire_curve: list[CurvePoint] = []
+        least = math.inf
+        for rows, seconds in sorted(self._wire_points.values(), reverse=True):
+            least = min(seconds, least)  # fewer rows do not take longer
+            wire_curve.insert(0, (rows, least))
+        wire_curve = wire_curve or [(1, 0.0)]
+        wire_seconds = [_interpolated(wire_curve, num_rows) for num_rows in CURVE_ROWS]
+
+        # both
+        whole_seconds = map(add, map(sum, seconds_by_stage), wire_seconds)
+        self._whole_way = list(zip(CURVE_ROWS, whole_seconds))
+
+
+def _interpolated(points: Sequence[CurvePoint], at: float) -> float:
+    """Return the height of a curve by linear interpolation between its points."""
+    if at <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in zip(points, points[1:]):
+        if at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    return points[-1][1]
+
+
+def _extrapolated(points: Sequence[CurvePoint], at: float) -> float:
+    """Return the height of the line through the two points before `at`, at most that of the next point."""
+    before = [point for point in points if point[0] <= at]
+    if not before:
+        return points[0][1]
+
+    after = points[len(before):]
+    max_height = after[0][1] if after else math.inf
+
+    last, last_height = before[-1]
+    slope = 0.0
+    if len(before) > 1:
+        earlier, earlier_height = before[-2]
+        slope = (last_height - earlier_height) / (last - earlier)
+    return min(last_height + slope * (at - last), max_height)
