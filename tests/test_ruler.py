@@ -16,12 +16,12 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_442,
-    "model": 63_205,
-    "pipeline": 21_542,
+    "model": 63_277,
+    "pipeline": 21_626,
     "cluster": 20_486,
     "tp": 5_890,
     "sim": 7_792,
-    "launch": 40_735,
+    "launch": 40_750,
     "eval": 48_467,
     "serve": 20_591,
     "eval/dsi": 16_594,
