@@ -100,21 +100,21 @@ def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
     long = 1 + 3 * 0.05
     asked = TargetPipeline(1.0, 0.1, 0.8, 3, 4, 0.05)
     assert asked.ar() == asked.latency == long
-    assert asked.continuous() == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, bare=False),
+    assert asked.continuous() == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, has_bare=False),
                                                rel=1e-12)
-    assert asked.pipedec() == pytest.approx(dsi_rate(long, 0.25, 0.8, 1, bare=False),
+    assert asked.pipedec() == pytest.approx(dsi_rate(long, 0.25, 0.8, 1, has_bare=False),
                                             rel=1e-12)
     slow = asked._replace(drafter=0.05).continuous()
-    assert slow == pytest.approx(dsi_rate(long, 0.25 / 3, 0.8, 3, bare=False),
+    assert slow == pytest.approx(dsi_rate(long, 0.25 / 3, 0.8, 3, has_bare=False),
                                  rel=1e-12), "a stage takes T / 4"
 
 
 def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
     """8 drafts for 4 stages: tip and 1, 2, 2, 2, 1. All rows of share j wait for j times T / P."""
     eight = TargetPipeline(1.0, 0.1, 0.8, 8, 4, 0.05)
-    assert (eight.rows_of_share, eight.shares) == (2, 5)
+    assert (eight.rows_per_share, eight.num_shares) == (2, 5)
     three = eight._replace(lookahead=3)
-    assert (three.rows_of_share, three.shares) == (1, 4)
+    assert (three.rows_per_share, three.num_shares) == (1, 4)
     accepted = 0.8 ** np.arange(9)
     assert eight.naive() == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
     chance = np.append(accepted[:8] * 0.2, accepted[8])

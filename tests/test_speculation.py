@@ -31,10 +31,10 @@ def chances(acceptance: float, tokens: int, seed: int) -> list:
 
 def summed(asked: EventPlan, right: list, least: int) -> int:
     """What DSI takes if nothing ever waits: run after run, by hand. The rejected draft is among its first `least`."""
-    target, drafter, total, left = asked.target.first, asked.drafter.first, 0, asked.tokens
+    target, drafter, total, left = asked.target.first, asked.drafter.first, 0, asked.num_tokens
     while left:
-        start = asked.tokens - left
-        accepted = next((n for n, hit in enumerate(right[start:asked.tokens - 1])
+        start = asked.num_tokens - left
+        accepted = next((n for n, hit in enumerate(right[start:asked.num_tokens - 1])
                          if not hit), left - 1)
         drafts = min(ceil(accepted / least) * least, left - 1)
         total += drafts * drafter + target
@@ -54,9 +54,9 @@ def test_perfect_drafts_take_a_draft_each_and_one_target_and_useless_ones_a_targ
     assert decode("DSI", asked, always).ticks == (tokens - 1) * drafter + target
     for stops, more in ((True, 0), (True, 1), (False, 1)):
         plain = decode("DSI", replace(plan(target, drafter, lookahead, tokens, more), stops=stops), never)
-        assert [plain.settled(moment * target) for moment in range(tokens + 1)] == list(range(tokens + 1))
+        assert [plain.settled_by(moment * target) for moment in range(tokens + 1)] == list(range(tokens + 1))
         assert plain.ticks == tokens * target
-        assert drafter == target or plain.rejections == tokens - 1  # or no draft may be there in time
+        assert drafter == target or plain.num_rejections == tokens - 1  # or no draft may be there in time
     assert decode("non-SI", asked, always) == decode("non-SI", asked, never)
     assert decode("non-SI", asked, never).commits == tuple((i * target, 1)
                                                            for i in range(1, tokens + 1))
@@ -95,7 +95,7 @@ COUNTS = {  # tokens at 2T, 4(T+d), 8T and 8(T+d) with T = 7d, as figure 1 and t
 @pytest.mark.parametrize(("method", "best"), COUNTS)
 def test_the_counts_of_figure_1(method: str, best: bool):
     outcome = decode(method, plan(7, 1, 1, 100), [best] * 100)
-    assert tuple(outcome.settled(moment) for moment in (14, 32, 56, 64)) == COUNTS[method, best]
+    assert tuple(outcome.settled_by(moment) for moment in (14, 32, 56, 64)) == COUNTS[method, best]
 
 
 class Watched(DSI):
@@ -128,9 +128,9 @@ def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and
     outcome = Watched(asked, right).run()
     assert sum(count for _, count in outcome.commits) == tokens
     moments_of_commits = [when for when, _ in outcome.commits]
-    assert moments_of_commits == sorted(moments_of_commits) and 1 <= outcome.most <= asked.servers
+    assert moments_of_commits == sorted(moments_of_commits) and 1 <= outcome.max_busy_servers <= asked.num_servers
     assert outcome.ticks >= summed(replace(asked, target=even(target)), right, 1)
-    assert outcome.rejections <= right[:tokens - 1].count(False)
+    assert outcome.num_rejections <= right[:tokens - 1].count(False)
 
 
 def test_a_server_that_takes_long_for_its_first_forward_does_so_once():

@@ -196,8 +196,8 @@ def long_run(c: float, a: float, k: int, failure_cost: float) -> Results:
     return {"expected": {
         "nonsi": failure_cost, "si": formulas.si_rate(*setting),
         "dsi_sim": formulas.dsi_rate(*setting, "original"),
-        "dsi_sim_without_min": formulas.dsi_rate(*setting, "original", bare=False),
-        "dsi_ideal": formulas.dsi_rate(*setting), "dsi_ideal_without_min": formulas.dsi_rate(*setting, bare=False)}}
+        "dsi_sim_without_min": formulas.dsi_rate(*setting, "original", has_bare=False),
+        "dsi_ideal": formulas.dsi_rate(*setting), "dsi_ideal_without_min": formulas.dsi_rate(*setting, has_bare=False)}}
 
 
 def proposition(t1: float, t2: float, p: float, N: int) -> Results:
@@ -225,7 +225,7 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
         found[name] = {}
         for shown_name, method in methods.items():
             outcome = decode(method, plan, [right] * tokens)
-            found[name][shown_name] = list(map(outcome.settled, moments))
+            found[name][shown_name] = list(map(outcome.settled_by, moments))
     return {"expected": found}
 
 

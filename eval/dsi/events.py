@@ -24,18 +24,18 @@ class Forward(NamedTuple):
     first: int
     later: int
 
-    def takes(self, begun: int) -> int:
-        """Return the ticks of a forward after `begun` others."""
-        return self.later if begun else self.first
+    def takes(self, num_begun: int) -> int:
+        """Return the ticks of a forward after `num_begun` others."""
+        return self.later if num_begun else self.first
 
 
 @dataclass(frozen=True)
 class EventPlan:
     """The text to decode and the workers."""
 
-    tokens: int
+    num_tokens: int
     lookahead: int  # drafts per verification
-    servers: int  # copies of the target
+    num_servers: int  # copies of the target
     target: Forward
     drafter: Forward
     stops: bool = True  # whether a server aborts a useless forward at once, or runs it to its end
@@ -46,46 +46,49 @@ class Outcome(NamedTuple):
     """The result of a plan: times in ticks, the work of the target in forwards."""
 
     commits: tuple[tuple[int, int], ...]  # pairs of a time and the number of tokens settled then
-    forwards: int  # of the target, including aborted ones
-    rejections: int
-    most: int  # largest number of servers that computed at the same time
+    num_forwards: int  # of the target, including aborted ones
+    num_rejections: int
+    max_busy_servers: int  # largest number of servers that computed at the same time
 
     @property
     def ticks(self) -> int:
         """The time at which the last token was settled."""
         return self.commits[-1][0]
 
-    def settled(self, moment: float) -> int:
+    def settled_by(self, moment: float) -> int:
         """Return the number of tokens that were settled by a time."""
-        return sum(count for when, count in self.commits if when <= moment)
+        return sum(num_tokens for commit_time, num_tokens in self.commits if commit_time <= moment)
 
 
-def decode(method: str, plan: EventPlan, right: Sequence[bool]) -> Outcome:
+def decode(method: str, plan: EventPlan, is_correct: Sequence[bool]) -> Outcome:
     """Simulate a plan by DSI, SI or non-SI, which is SI without drafts.
 
-    `right` says for each position except the last whether its draft would be the target's token.
+    `is_correct` says for each position except the last whether its draft would be the target's token.
     """
     if method == "DSI":
-        return DSI(plan, right).run()
-    return _si(plan, right, plan.lookahead if method == "SI" else 0)
+        return DSI(plan, is_correct).run()
+    return _si(plan, is_correct, plan.lookahead if method == "SI" else 0)
 
 
-def _si(plan: EventPlan, right: Sequence[bool], lookahead: int) -> Outcome:
+def _si(plan: EventPlan, is_correct: Sequence[bool], lookahead: int) -> Outcome:
     """Alternate between drafting k tokens and verifying them on one server; the last token of the text has no draft."""
-    now = settled = drafted = rejections = 0
+    now = num_settled = num_drafted = num_rejections = 0
     commits: list[tuple[int, int]] = []
-    while settled < plan.tokens:
-        drafts = min(lookahead, plan.tokens - settled - 1)
-        now += sum(map(plan.drafter.takes, range(drafted, drafted + drafts)))
+    while num_settled < plan.num_tokens:
+        # draft, then verify
+        num_drafts = min(lookahead, plan.num_tokens - num_settled - 1)
+        now += sum(map(plan.drafter.takes, range(num_drafted, num_drafted + num_drafts)))
         now += plan.target.takes(len(commits))
-        accepted = 0
-        while accepted < drafts and right[settled + accepted]:
-            accepted += 1
-        drafted += drafts
-        rejections += accepted < drafts
-        settled += accepted + 1
-        commits.append((now, accepted + 1))
-    return Outcome(tuple(commits), len(commits), rejections, most=1)
+
+        num_accepted = 0
+        while num_accepted < num_drafts and is_correct[num_settled + num_accepted]:
+            num_accepted += 1
+
+        num_drafted += num_drafts
+        num_rejections += num_accepted < num_drafts
+        num_settled += num_accepted + 1
+        commits.append((now, num_accepted + 1))
+    return Outcome(tuple(commits), len(commits), num_rejections, max_busy_servers=1)
 
 
 @dataclass(eq=False)
@@ -97,15 +100,15 @@ class Worker:
 
     forward: Forward
     stops: bool = True  # whether it aborts a useless forward at once, or runs it to its end
-    forwards: int = 0  # number of forwards begun
-    task: int | None = None  # number of the current forward
-    due: int = 0  # time at which that ends
+    num_begun: int = 0  # number of forwards begun
+    task_number: int | None = None  # number of the current forward
+    end_time: int = 0  # time at which that ends
     done: Done | None = None  # called then, if the result is still useful
 
     @property
     def ticks(self) -> int:
         """The ticks of the next forward."""
-        return self.forward.takes(self.forwards)
+        return self.forward.takes(self.num_begun)
 
 
 class DSI:
@@ -118,101 +121,113 @@ class DSI:
     epoch, too. If no answer for the next position is under way, even fewer than k drafts are verified.
     """
 
-    def __init__(self, plan: EventPlan, right: Sequence[bool]) -> None:
-        self.plan, self.right = plan, right
+    def __init__(self, plan: EventPlan, is_correct: Sequence[bool]) -> None:
+        self.plan, self.is_correct = plan, is_correct
         self.drafter = Worker(plan.drafter)
-        self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.servers)]
-        self.now = self.settled = self.rejections = self.most = 0
+        self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.num_servers)]
+
+        self.now = self.num_settled = self.num_rejections = self.max_busy_servers = 0
         self._commits: list[tuple[int, int]] = []
+
         self._tasks: list[tuple[int, float, int, Worker]] = []  # a heap by end time
-        self._chance, self._numbers = random.Random(plan.seed), count()
+        self._random, self._task_numbers = random.Random(plan.seed), count()
 
     def run(self) -> Outcome:
         """Simulate until all tokens are settled."""
         self.begin()
-        while self.settled < self.plan.tokens:
-            due, _, number, worker = heapq.heappop(self._tasks)
-            if worker.task == number:  # else it was aborted
-                self.now, worker.task = due, None
+        while self.num_settled < self.plan.num_tokens:
+            end_time, _, task_number, worker = heapq.heappop(self._tasks)
+            if worker.task_number == task_number:  # else it was aborted
+                self.now, worker.task_number = end_time, None
                 (worker.done or self._schedule)()
-        forwards = sum(server.forwards for server in self.servers)
-        return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
+
+        num_forwards = sum(server.num_begun for server in self.servers)
+        return Outcome(tuple(self._commits), num_forwards, self.num_rejections, self.max_busy_servers)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> list[Worker]:
         """The idle servers."""
-        return [server for server in self.servers if server.task is None]
+        return [server for server in self.servers if server.task_number is None]
 
     def compute(self, worker: Worker, done: Done) -> None:
         """Begin a forward and call `done` at its end."""
-        worker.task, worker.done = next(self._numbers), done
-        worker.due = self.now + worker.ticks
-        worker.forwards += 1
-        entry = worker.due, self._chance.random(), worker.task, worker
-        heapq.heappush(self._tasks, entry)
+        worker.task_number, worker.done = next(self._task_numbers), done
+        worker.end_time = self.now + worker.ticks
+        worker.num_begun += 1
+
+        heap_entry = worker.end_time, self._random.random(), worker.task_number, worker
+        heapq.heappush(self._tasks, heap_entry)
 
     def ask(self, done: Done) -> None:
         """Begin a forward on the idle server that takes the shortest time."""
         self.compute(min(self.free, key=lambda server: server.ticks), done)
-        self.most = max(self.most, len(self.servers) - len(self.free))
+        self.max_busy_servers = max(self.max_busy_servers, len(self.servers) - len(self.free))
 
     def discard(self, worker: Worker) -> None:
         """Discard the current result of a worker. It is idle now, or after its forward if it does not stop at once."""
         worker.done = None
-        if worker.stops or worker.due == self.now:
-            worker.task = None
+        if worker.stops or worker.end_time == self.now:
+            worker.task_number = None
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin an epoch after the settled tokens."""
-        self.drafted, self.sent = self.settled, self.settled - 1  # end of the drafts; last position sent to a server
+        self.drafts_end, self.last_sent = self.num_settled, self.num_settled - 1  # position after the drafts; last sent
         self.waiting: list[range] = []  # the positions of verifications without a server
         self.answered: set[int] = set()  # positions with a known token of the target
         self._schedule()
 
     def _schedule(self) -> None:
         """Start work on idle workers."""
-        if self.drafter.task is None and self.drafted < self.plan.tokens - 1:
-            self.compute(self.drafter, self._draft_made)
-        if self._due:
-            self.waiting.append(range(self.sent, self.drafted + 1))
-            self.sent = self.drafted
+        last_position = self.plan.num_tokens - 1
+        if self.drafter.task_number is None and self.drafts_end < last_position:
+            self.compute(self.drafter, self._draft_ended)
+
+        if self._is_due:
+            self.waiting.append(range(self.last_sent, self.drafts_end + 1))
+            self.last_sent = self.drafts_end
+
         while self.waiting and self.free:
             self.ask(partial(self._verified, self.waiting.pop()))
 
     @property
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether a verification of the drafts not yet sent, or of the next position, is due."""
-        drafts, last = self.drafted - self.sent, self.drafted == self.plan.tokens - 1
-        return self.settled > self.sent or drafts >= (1 if last else self.plan.lookahead)
+        num_unsent = self.drafts_end - self.last_sent
+        is_last = self.drafts_end == self.plan.num_tokens - 1
+        return self.num_settled > self.last_sent or num_unsent >= (1 if is_last else self.plan.lookahead)
 
-    def _draft_made(self) -> None:
-        self.drafted += 1
+    def _draft_ended(self) -> None:
+        self.drafts_end += 1
         self._schedule()
 
     def _verified(self, positions: range) -> None:
         self.answered.update(positions)
         self._schedule()
-        before, holds = self.settled, self._judge()
-        if self.settled > before:
-            self._commits.append((self.now, self.settled - before))
-        if not holds:  # no result under way is useful
+
+        settled_before, drafts_hold = self.num_settled, self._judge()
+        if self.num_settled > settled_before:
+            self._commits.append((self.now, self.num_settled - settled_before))
+
+        if not drafts_hold:  # no result under way is useful
             for worker in (self.drafter, *self.servers):
                 self.discard(worker)
             self.begin()
-        elif self.settled < self.plan.tokens:
+        elif self.num_settled < self.plan.num_tokens:
             self._schedule()
 
     def _judge(self) -> bool:
         """Settle the tokens that follow without a gap, and return whether the drafts after them are still valid."""
-        while self.settled in self.answered:
-            position = self.settled
-            self.settled += 1
-            drafted = position < self.drafted
-            if self.settled < self.plan.tokens and not (drafted and self.right[position]):
-                self.rejections += drafted
+        while self.num_settled in self.answered:
+            position = self.num_settled
+            self.num_settled += 1
+
+            has_draft = position < self.drafts_end
+            is_accepted = has_draft and self.is_correct[position]
+            if self.num_settled < self.plan.num_tokens and not is_accepted:
+                self.num_rejections += has_draft
                 return False
         return True

@@ -11,7 +11,7 @@ acceptance^n (1 - acceptance). Cost per token is the mean cost of a run divided 
 
 Two accountings of a run of DSI: `corrected` counts ceil(n/k) k d + T, the time at which the verification of the
 rejected position ends if no verification waits for a server. `original` counts (floor(n/k) + 1) k d + T for n > 0, and
-T for n = 0, as the offline simulator published with the paper does. With `bare`, a chain of verifications without
+T for n = 0, as the offline simulator published with the paper does. With `has_bare`, a chain of verifications without
 drafts runs in parallel, and a run costs at most (n + 1) T.
 """
 from __future__ import annotations
@@ -35,9 +35,9 @@ def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Arr
     return _ceil(doubles(target) / (lookahead * np.asarray(drafter)))
 
 
-def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> Array:
-    """Return the smallest lookahead for which `servers` target servers are enough (Eq. 1); they may be infinite."""
-    return np.maximum(1, _ceil(doubles(target) / (servers * np.asarray(drafter))))
+def least_lookahead(target: Numbers, drafter: Numbers, num_servers: Numbers) -> Array:
+    """Return the smallest lookahead for which this many target servers are enough (Eq. 1); they may be infinite."""
+    return np.maximum(1, _ceil(doubles(target) / (num_servers * np.asarray(drafter))))
 
 
 # --- cost per token ---------------------------------------------------------------------------------------------------
@@ -48,25 +48,27 @@ def si_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: N
 
 
 def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers,
-             accounting: str = "corrected", bare: bool = True) -> Array:
-    """Return the cost per token of DSI with enough servers for Eq. 1; `bare` bounds every run by plain decoding.
+             accounting: str = "corrected", has_bare: bool = True) -> Array:
+    """Return the cost per token of DSI with enough servers for Eq. 1; `has_bare` bounds every run by plain decoding.
 
     This is the cost of a run (see the module docstring), summed over n. Raises ValueError for an unknown accounting.
     """
     check_accounting(accounting)
-    original = accounting == "original"
-    rejection = 1 - np.asarray(acceptance)
-    window = lookahead * drafter
-    share = 1 / progress(acceptance, lookahead)
+    is_original = accounting == "original"
+    rejection_rate = 1 - np.asarray(acceptance)
+    window_time = lookahead * drafter
+
     # runs with n = 0 pay for no window
-    windows = share - rejection ** 2 if original else share * acceptance
-    rate = rejection * target + window * windows
-    if not bare:
+    full_windows = 1 / progress(acceptance, lookahead)
+    paid_windows = full_windows - rejection_rate ** 2 if is_original else full_windows * acceptance
+    rate = rejection_rate * target + window_time * paid_windows
+    if not has_bare:
         return rate
-    T, w, a, k, _ = np.broadcast_arrays(target, window, acceptance, lookahead, rate)
-    saved = rejection * _saved_by_bare(T, w, a, k, late=int(original))
-    no_sooner = w >= k * T  # a window takes at least as long as plain decoding of its tokens
-    return np.where(no_sooner, T, rate - saved)[()]
+
+    T, w, a, k, _ = np.broadcast_arrays(target, window_time, acceptance, lookahead, rate)
+    saved_time = rejection_rate * _saved_by_bare(T, w, a, k, late=int(is_original))
+    is_no_sooner = w >= k * T  # a window takes at least as long as plain decoding of its tokens
+    return np.where(is_no_sooner, T, rate - saved_time)[()]
 
 
 def check_accounting(accounting: str) -> None:
@@ -78,8 +80,8 @@ def check_accounting(accounting: str) -> None:
 def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     """Return the share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
     with np.errstate(divide="ignore"):  # the logarithm of 0
-        logarithm = np.log1p(doubles(acceptance) - 1)
-    return np.abs(np.expm1(lookahead * logarithm))  # never -0.0, as its inverse would be minus infinity
+        log_acceptance = np.log1p(doubles(acceptance) - 1)
+    return np.abs(np.expm1(lookahead * log_acceptance))  # never -0.0, as its inverse would be minus infinity
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
@@ -101,24 +103,24 @@ class TargetPipeline(NamedTuple):
     @property
     def latency(self) -> Array:
         """The time from sending a segment to its answer in an empty pipeline: T + (P - 1) hop."""
-        hops = doubles(self.stages) - 1
-        return np.asarray(self.target + hops * self.hop)[()]
+        num_hops = doubles(self.stages) - 1
+        return np.asarray(self.target + num_hops * self.hop)[()]
 
     @property
-    def rows_of_share(self) -> Array:
+    def rows_per_share(self) -> Array:
         """The number of rows of a share in `naive` and `pruned`: k drafts are divided among P stages."""
         return _ceil(doubles(self.lookahead) / self.stages)
 
     @property
-    def shares(self) -> Array:
+    def num_shares(self) -> Array:
         """The number of shares that the tip and k drafts fill."""
-        rows = doubles(self.lookahead) + 1
-        return _ceil(rows / self.rows_of_share)
+        num_rows = doubles(self.lookahead) + 1
+        return _ceil(num_rows / self.rows_per_share)
 
     def rate(self, method: str) -> Array:
         """Return the cost per token by the method of this name."""
-        cost: Array = getattr(self, method)()
-        return cost
+        token_cost: Array = getattr(self, method)()
+        return token_cost
 
     def ar(self) -> Array:
         """Return the cost per token of plain decoding: the latency of the pipeline."""
@@ -129,7 +131,7 @@ class TargetPipeline(NamedTuple):
 
         A round takes k d, the latency, and T/P for each share after the first. It settles as many tokens as one of SI.
         """
-        return self._round(self.shares - 1)
+        return self._round(self.num_shares - 1)
 
     def pruned(self) -> Array:
         """Return the cost per token with the same shares, each verified as it returns.
@@ -137,21 +139,22 @@ class TargetPipeline(NamedTuple):
         A round ends with the share that holds its last answer. The row of the n-th draft gives the token after n
         accepted ones. So share j (from 0) is needed if j times the rows of a share were accepted: a geometric sum.
         """
-        chance = doubles(self.acceptance) ** self.rows_of_share
-        return self._round(progress(chance, self.shares) - 1)
+        share_acceptance = doubles(self.acceptance) ** self.rows_per_share
+        return self._round(progress(share_acceptance, self.num_shares) - 1)
 
-    def _round(self, waited: Array) -> Array:
-        """Return the cost per token of a round that waits for `waited` shares after the first."""
-        cost = self.lookahead * self.drafter + self.latency + waited * self.target / self.stages
-        return cost / progress(self.acceptance, self.lookahead + 1)
+    def _round(self, num_waited: Array) -> Array:
+        """Return the cost per token of a round that waits for `num_waited` shares after the first."""
+        draft_time = self.lookahead * self.drafter
+        round_time = draft_time + self.latency + num_waited * self.target / self.stages
+        return round_time / progress(self.acceptance, self.lookahead + 1)
 
     def pipedec(self) -> Array:
         """Return the cost per token if every step sends one more draft and takes max(d, T/P).
 
         A run of n accepted drafts costs n steps and the latency; `lookahead` is ignored.
         """
-        step = np.maximum(self.drafter, self.target / self.stages)
-        return (1 - np.asarray(self.acceptance)) * self.latency + self.acceptance * step
+        step_time = np.maximum(self.drafter, self.target / self.stages)
+        return (1 - np.asarray(self.acceptance)) * self.latency + self.acceptance * step_time
 
     def continuous(self) -> Array:
         """Return the cost per token if the tip leaves at once, and each k drafts once the first stage is free.
@@ -160,19 +163,19 @@ class TargetPipeline(NamedTuple):
         other after max(k d, T/P). It assumes that the pipeline holds as many windows as that needs, and that the tip
         leaves alone. There is no bare chain in parallel.
         """
-        window = np.maximum(self.lookahead * self.drafter, self.target / self.stages)
-        share = self.acceptance / progress(self.acceptance, self.lookahead)
-        return (1 - np.asarray(self.acceptance)) * self.latency + window * share
+        window_time = np.maximum(self.lookahead * self.drafter, self.target / self.stages)
+        num_windows = self.acceptance / progress(self.acceptance, self.lookahead)
+        return (1 - np.asarray(self.acceptance)) * self.latency + window_time * num_windows
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
 
-def progress(acceptance: Numbers, positions: Numbers) -> Array:
-    """Return the sum of acceptance^i for i from 0 to positions - 1: the mean tokens that a round of them settles."""
+def progress(acceptance: Numbers, num_positions: Numbers) -> Array:
+    """Return the sum of acceptance^i for i from 0 to num_positions - 1: the mean tokens that such a round settles."""
     a = doubles(acceptance)
     with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 where every draft is accepted
-        total = visible_fraction(a, positions) / (1 - a)
-    return np.where(a == 1, positions, total)[()]
+        geometric_sum = visible_fraction(a, num_positions) / (1 - a)
+    return np.where(a == 1, num_positions, geometric_sum)[()]
 
 
 def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: Array, late: int) -> Array:
@@ -183,31 +186,38 @@ def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: A
     form. As k T > w, only finitely many of them save anything.
     """
     runs = np.array([target, window, acceptance, lookahead], dtype=float).reshape(4, -1)
-    by_chance = (runs[2] > 0) & (runs[2] < 1)
-    sooner = runs[1] < runs[3] * runs[0]
-    saved = np.zeros(runs.shape[1])
-    left, number = np.flatnonzero(by_chance & sooner), 1
-    while left.size:
-        T, w, a, k = runs[:, left]
-        first = (number - 1) * k + 1 - late
-        late_enough = first * T < number * w
-        left = left[late_enough & (a ** first * k > NEGLIGIBLE)]
-        saved[left] += _saved_in_window(runs[:, left], number, late)
-        number += 1
-    return saved.reshape(np.shape(target))
+    is_random = (runs[2] > 0) & (runs[2] < 1)
+    is_sooner = runs[1] < runs[3] * runs[0]
+
+    saved_time = np.zeros(runs.shape[1])
+    open_cells, num_windows = np.flatnonzero(is_random & is_sooner), 1
+    while open_cells.size:
+        T, w, a, k = runs[:, open_cells]
+        least_accepted = (num_windows - 1) * k + 1 - late
+        saves_time = least_accepted * T < num_windows * w
+        is_likely = a ** least_accepted * k > NEGLIGIBLE
+
+        open_cells = open_cells[saves_time & is_likely]
+        saved_time[open_cells] += _saved_in_window(runs[:, open_cells], num_windows, late)
+        num_windows += 1
+    return saved_time.reshape(np.shape(target))
 
 
-def _saved_in_window(runs: Array, number: int, late: int) -> Array:
-    """Return the part of that sum from runs of `number` windows."""
+def _saved_in_window(runs: Array, num_windows: int, late: int) -> Array:
+    """Return the part of that sum from runs of this many windows."""
     T, w, a, k = runs
-    due = number * w
-    low = np.maximum((number - 1) * k + 1 - late, 1)
-    plain_is_sooner = np.ceil(due / T) - 1  # up to this many accepted drafts
-    high = np.minimum(number * k - late, plain_is_sooner)
-    lows, highs = a ** low, a ** (high + 1)
-    mass = lows - highs
-    mean = low * lows - high * highs + (a * lows - highs) / (1 - a)
-    return np.where(high < low, 0.0, due * mass - mean * T)
+    window_end = num_windows * w
+
+    # the smallest and the largest number of accepted drafts in such a run with which plain decoding is sooner
+    low = np.maximum((num_windows - 1) * k + 1 - late, 1)
+    last_sooner = np.ceil(window_end / T) - 1
+    high = np.minimum(num_windows * k - late, last_sooner)
+
+    # sums of P(n) and of n P(n) between them
+    low_power, high_power = a ** low, a ** (high + 1)
+    total_chance = low_power - high_power
+    mean_drafts = low * low_power - high * high_power + (a * low_power - high_power) / (1 - a)
+    return np.where(high < low, 0.0, window_end * total_chance - mean_drafts * T)
 
 
 def doubles(values: Numbers) -> Array:

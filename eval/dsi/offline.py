@@ -32,17 +32,19 @@ class Result(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Offline, f"{COMMAND} offline")
-    bar = ProgressBar(results(config), desc="computed", total=3, delay=1, leave=False)
-    found = list(bar)
-    servers = config.num_target_servers or "enough"
+    progress = ProgressBar(results(config), desc="computed", total=3, delay=1, leave=False)
+    all_results = list(progress)
+
+    num_servers = config.num_target_servers or "enough"
     print(f"Simulated: c={config.c:g}, a={config.a:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "
-          f"S={config.S}, DSI in the {config.accounting} accounting with {servers} servers.\n"
+          f"S={config.S}, DSI in the {config.accounting} accounting with {num_servers} servers.\n"
           f"Exact: for independent drafts. Texts: {config.num_repeats}, sampled with seed "
           f"{config.random_seed}; in brackets\nthe 2.5th and the 97.5th percentile of their costs; "
           "off: difference of their mean from the exact one, in standard errors.\n")
-    print(table(found, config.S))
+    print(table(all_results, config.S))
+
     if config.picture:
-        draw(found[1:], config)
+        draw(all_results[1:], config)
         print(f"\nThe histograms are in {config.picture}.")
     return 0
 
@@ -50,57 +52,61 @@ def main(argv: Sequence[str]) -> int:
 def results(config: Offline) -> Iterator[Result]:
     """Yield the result of every algorithm: exact, and over the same sampled texts."""
     setting = config.failure_cost, config.c
-    algorithms = {
+    decoding_by_name = {
         PLAIN: cost_model.si(*setting, 0),
         "SI": cost_model.si(*setting, config.k),
         "DSI": cost_model.dsi(*setting, config.k, config.accounting)}
-    texts = list(islice(sampled(config), config.num_repeats))
-    for name, decoding in algorithms.items():
-        counts = [counted(decoding, windows, config.S) for windows in texts]
-        exact = moments(decoding, config.a, config.S)
-        yield Result(name, exact, *np.array(counts).T)
+    windows_by_text = list(islice(sampled(config), config.num_repeats))
+
+    for name, decoding in decoding_by_name.items():
+        text_costs = [counted(decoding, windows, config.S) for windows in windows_by_text]
+        exact_moments = moments(decoding, config.a, config.S)
+        yield Result(name, exact_moments, *np.array(text_costs).T)
 
 
 def sampled(config: Offline) -> Iterator[Array]:
     """Yield, for one text after another, the correct drafts of its windows, as the published offline simulator does."""
-    rng = np.random.RandomState(config.random_seed)
+    random_state = np.random.RandomState(config.random_seed)
     while True:
         if config.a in (0, 1):
             yield np.full(config.S, int(config.a) * config.k)
         else:
-            right = rng.geometric(1 - config.a, size=config.S) - 1
-            yield np.minimum(right, config.k)
+            num_correct = random_state.geometric(1 - config.a, size=config.S) - 1
+            yield np.minimum(num_correct, config.k)
 
 
-def table(found: Sequence[Result], tokens: int) -> str:
+def table(all_results: Sequence[Result], num_tokens: int) -> str:
     """Return a table with one line for each algorithm."""
-    plain = float(found[0].exact.mean[0])
+    plain_cost = float(all_results[0].exact.mean[0])
     rows = []
-    for name, exact, costs, iterations in found:
-        mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
+    for name, exact, costs, iterations in all_results:
+        exact_mean, exact_deviation = float(exact.mean[0]), float(exact.deviation[0])
         low, high = np.percentile(costs, [LOW, HIGH])
-        rows.append([name, f"{mean:.6g}", f"{deviation:.4g}", f"{mean / tokens:.5g}", f"{plain / mean:.3f}",
-                     f"{costs.mean():.6g}", f"{costs.std():.4g}", f"[{low:.6g}, {high:.6g}]",
-                     off(mean, deviation, costs), f"{iterations.mean():.6g}"])
+
+        exact_cells = [f"{exact_mean:.6g}", f"{exact_deviation:.4g}", f"{exact_mean / num_tokens:.5g}",
+                       f"{plain_cost / exact_mean:.3f}"]
+        text_cells = [f"{costs.mean():.6g}", f"{costs.std():.4g}", f"[{low:.6g}, {high:.6g}]",
+                      off(exact_mean, exact_deviation, costs), f"{iterations.mean():.6g}"]
+        rows.append([name, *exact_cells, *text_cells])
     return in_columns(COLUMNS, rows)
 
 
-def off(mean: float, deviation: float, costs: Array) -> str:
+def off(exact_mean: float, exact_deviation: float, costs: Array) -> str:
     """Return the difference of the sampled mean from the exact one in standard errors, or a dash if nothing varies."""
-    if deviation <= 1e-9 * mean:
+    if exact_deviation <= 1e-9 * exact_mean:
         return "-"
-    return f"{(costs.mean() - mean) / deviation * np.sqrt(costs.size):.2f}"
+    return f"{(costs.mean() - exact_mean) / exact_deviation * np.sqrt(costs.size):.2f}"
 
 
-def draw(found: Sequence[Result], config: Offline) -> None:
+def draw(drawn_results: Sequence[Result], config: Offline) -> None:
     """Draw histograms of costs and of iterations into a file. Raise ValueError if it cannot be written."""
-    from eval.plots import new_figure as figure  # slow to import
+    from eval.plots import new_figure  # slow to import
 
-    size, places = (9, 3 * len(found)), (len(found), 2)
-    with figure(config.picture, size, places, layout="constrained") as grid:
-        for row, (name, _, *samples) in zip(grid, found):
-            for axes, (what, tone), values in zip(row, TONES.items(), samples):
+    figure_size, grid_shape = (9, 3 * len(drawn_results)), (len(drawn_results), 2)
+    with new_figure(config.picture, figure_size, grid_shape, layout="constrained") as axes_grid:
+        for axes_row, (name, _, *samples) in zip(axes_grid, drawn_results):
+            for axes, (quantity, tone), values in zip(axes_row, TONES.items(), samples):
                 axes.hist(values, BINS, density=True, color=tone, edgecolor="black", linewidth=0.5)
                 axes.axvline(values.mean(), color="black", linestyle="--", label=f"mean {values.mean():.5g}")
-                axes.set(xlabel=f"{what} of {config.S} tokens by {name}, simulated", ylabel="density")
+                axes.set(xlabel=f"{quantity} of {config.S} tokens by {name}, simulated", ylabel="density")
                 axes.legend()

@@ -28,16 +28,18 @@ forwards   of the target per token, aborted ones included; rejected: drafts per 
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Online, f"{COMMAND} online")
-    texts = list(islice(texts_of(config), config.num_repeats))
+    correct_by_text = list(islice(texts_of(config), config.num_repeats))
     methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
-    found: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
-    bar = ProgressBar(texts, desc="virtual clock", unit="text", delay=1, leave=False)
-    for number, right in enumerate(bar):
-        for method, outcomes in found.items():
-            outcomes.append(decode(method, plan_of(config, number), right))
+
+    outcomes_by_method: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
+    progress = ProgressBar(correct_by_text, desc="virtual clock", unit="text", delay=1, leave=False)
+    for text_number, is_correct in enumerate(progress):
+        for method, outcomes in outcomes_by_method.items():
+            outcomes.append(decode(method, plan_of(config, text_number), is_correct))
+
     print(f"k={config.k}, {config.servers} servers of the target, preemption {config.preemption}, "
           f"{config.num_repeats} texts of {config.S} tokens\n")
-    print(table(config, found))
+    print(table(config, outcomes_by_method))
     print(f"\n{NOTE}")
     return 0
 
@@ -47,43 +49,50 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
     if config.traces:
         for trace in cycle(read_traces(config.traces)):
             yield list(islice(cycle(trace), config.S))
-    chance = np.random.RandomState(config.random_seed)
+
+    random_state = np.random.RandomState(config.random_seed)
     while True:
-        yield spread(sampled(config.a, config.maximum_correct_tokens, chance), config.S)
+        run_lengths = sampled(config.a, config.maximum_correct_tokens, random_state)
+        yield spread(run_lengths, config.S)
 
 
 def read_traces(path: str) -> list[list[bool]]:
     """Return the recorded matches of each non-empty text in a JSON file. Raise ValueError if it holds none."""
-    found = read_json_file(path)
-    are_matches = fits(found, [[lambda value: value in (0, 1)]])
-    if not are_matches or not any(found):
+    traces = read_json_file(path)
+    are_matches = fits(traces, [[lambda value: value in (0, 1)]])
+    if not are_matches or not any(traces):
         raise ValueError(f"{path} holds no matches: give a JSON list with a list of 0 and 1 for each text, "
                          "such as [[1, 1, 0, 1], [0, 1]]")
-    return [list(map(bool, text)) for text in found if text]
+    return [list(map(bool, text)) for text in traces if text]
 
 
-def sampled(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
-    """Yield numbers of accepted drafts in a row, at most `most`, without end.
+def sampled(acceptance: float, max_accepted: int, random_state: np.random.RandomState) -> Iterator[int]:
+    """Yield numbers of accepted drafts in a row, at most `max_accepted`, without end.
 
     With a generator of the same seed, the simulator published with the paper on DSI samples the same numbers.
     """
     while True:
-        yield most if acceptance == 1 else min(int(chance.geometric(1 - acceptance)) - 1, most)
+        if acceptance == 1:
+            yield max_accepted
+        else:
+            num_accepted = int(random_state.geometric(1 - acceptance)) - 1
+            yield min(num_accepted, max_accepted)
 
 
-def spread(runs: Iterable[int], tokens: int) -> list[bool]:
-    """Return for each of `tokens` positions whether its draft is correct; an incorrect one ends each run."""
-    endless = (right for length in runs for right in [True] * length + [False])
-    return list(islice(endless, tokens))
+def spread(run_lengths: Iterable[int], num_tokens: int) -> list[bool]:
+    """Return for each of `num_tokens` positions whether its draft is correct; an incorrect one ends each run."""
+    endless = (is_correct for length in run_lengths for is_correct in [True] * length + [False])
+    return list(islice(endless, num_tokens))
 
 
-def plan_of(config: Online, number: int) -> EventPlan:
+def plan_of(config: Online, text_number: int) -> EventPlan:
     """Return the plan for the text of this number, in ticks."""
     target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
     drafter = Forward(ticks(config.c), ticks(config.c_sub))
-    stops = config.preemption == "instant"
-    seed = config.random_seed + number
-    return EventPlan(config.S, config.k, config.servers, target, drafter, stops, seed)
+
+    stops_at_once = config.preemption == "instant"
+    text_seed = config.random_seed + text_number
+    return EventPlan(config.S, config.k, config.servers, target, drafter, stops_at_once, text_seed)
 
 
 def ticks(seconds: float) -> int:
@@ -92,33 +101,38 @@ def ticks(seconds: float) -> int:
 
 def published(config: Online, method: str) -> float | None:
     """Return the mean seconds per text in the published simulator, or None if it has no such mean or never ends."""
-    most = config.maximum_correct_tokens
-    if method == PLAIN or config.traces or not config.a or not 0 < most < config.S:
+    max_run = config.maximum_correct_tokens
+    if method == PLAIN or config.traces or not config.a or not 0 < max_run < config.S:
         return None
+
     times = ForwardLatencies(config.failure_cost_sub, config.c_sub, config.failure_cost, config.c)
-    servers = config.servers if method == "DSI" else None
-    return online_mean(times, config.a, config.k, servers, config.S, most)
+    num_servers = config.servers if method == "DSI" else None
+    return online_mean(times, config.a, config.k, num_servers, config.S, max_run)
 
 
-def table(config: Online, found: dict[str, list[Outcome]]) -> str:
+def table(config: Online, outcomes_by_method: dict[str, list[Outcome]]) -> str:
     """Return a table with one line for each method."""
-    seconds = {}
-    for method, outcomes in found.items():
-        seconds[method] = [outcome.ticks * TICK for outcome in outcomes]
-    plain, tokens = mean(seconds[PLAIN]), config.S * config.num_repeats
+    seconds_by_method = {}
+    for method, outcomes in outcomes_by_method.items():
+        seconds_by_method[method] = [outcome.ticks * TICK for outcome in outcomes]
+    plain_seconds, num_tokens = mean(seconds_by_method[PLAIN]), config.S * config.num_repeats
+
     rows = []
-    for method, outcomes in found.items():
-        forwards = sum(outcome.forwards for outcome in outcomes)
-        rejections = sum(outcome.rejections for outcome in outcomes)
-        exact = published(config, method)
-        rows.append([method, _shown(seconds[method]), "-" if exact is None else f"{exact:.4f}",
-                     f"{plain / mean(seconds[method]):.3f}", f"{forwards / tokens:.2f}", f"{rejections / tokens:.3f}",
-                     str(max(outcome.most for outcome in outcomes))])
+    for method, outcomes in outcomes_by_method.items():
+        seconds = seconds_by_method[method]
+        published_seconds = published(config, method)
+        num_forwards = sum(outcome.num_forwards for outcome in outcomes)
+        num_rejections = sum(outcome.num_rejections for outcome in outcomes)
+
+        rows.append([method, _shown(seconds), "-" if published_seconds is None else f"{published_seconds:.4f}",
+                     f"{plain_seconds / mean(seconds):.3f}",
+                     f"{num_forwards / num_tokens:.2f}", f"{num_rejections / num_tokens:.3f}",
+                     str(max(outcome.max_busy_servers for outcome in outcomes))])
     return in_columns(COLUMNS, rows)
 
 
 def _shown(seconds: Sequence[float]) -> str:
     if len(seconds) == 1:
         return f"{seconds[0]:.4f}"
-    error = stdev(seconds) / len(seconds) ** 0.5
-    return f"{mean(seconds):.4f} +- {error:.4f}"
+    standard_error = stdev(seconds) / len(seconds) ** 0.5
+    return f"{mean(seconds):.4f} +- {standard_error:.4f}"
