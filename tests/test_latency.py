@@ -8,7 +8,7 @@ import pytest
 
 from eval.dsi.command import main
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
-from eval.dsi.latency import LatencyConfig, paces, passes, spread
+from eval.dsi.latency import LatencyConfig, paces, passes, spread_of
 from eval.dsi.table import predict
 from eval.pairs import open_model
 from tests.saved import save_model
@@ -29,14 +29,14 @@ def model(folder):
 
 
 def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
-    assert spread([0.001, 0.002, 0.003, 0.004, 0.010]) == pytest.approx((3, 2, 4, 5))
+    assert spread_of([0.001, 0.002, 0.003, 0.004, 0.010]) == pytest.approx((3, 2, 4, 5))
 
 
 def test_each_answer_of_each_turn_that_counts_has_its_times(model):
     found = paces([model, model], [[1, 5, 7], [1, 4]],
                   LatencyConfig(max_new_tokens=3, repeats=2))
     spreads = [spread for pace in found for spread in pace]
-    assert [spread.n for spread in spreads] == [4, 4, 4, 4]
+    assert [spread.num_times for spread in spreads] == [4, 4, 4, 4]
     assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
 
 
@@ -44,7 +44,7 @@ def test_each_answer_of_each_turn_that_counts_has_its_times(model):
 def test_passes_are_timed_for_the_sizes_that_are_asked(model, context):
     found = passes(model, (1, 2, 64), LatencyConfig(context=context, repeats=3))
     assert list(found) == [1, 2, 64]
-    assert all(spread.n == 3 and spread.median > 0 for spread in found.values())
+    assert all(spread.num_times == 3 and spread.median > 0 for spread in found.values())
 
 
 def test_a_prediction_is_the_best_of_each_way_of_decoding():

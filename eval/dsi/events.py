@@ -197,8 +197,8 @@ class DSI:
     def _is_due(self) -> bool:
         """Whether a verification of the drafts not yet sent, or of the next position, is due."""
         num_unsent = self.drafts_end - self.last_sent
-        is_last = self.drafts_end == self.plan.num_tokens - 1
-        return self.num_settled > self.last_sent or num_unsent >= (1 if is_last else self.plan.lookahead)
+        are_all_drafted = self.drafts_end == self.plan.num_tokens - 1
+        return self.num_settled > self.last_sent or num_unsent >= (1 if are_all_drafted else self.plan.lookahead)
 
     def _draft_ended(self) -> None:
         self.drafts_end += 1

@@ -34,14 +34,14 @@ class Best(NamedTuple):
 class Map(NamedTuple):
     """A map of the speed-up of one method over the best of others.
 
-    Bands are `step` wide, from 1 up to `most`; without a step they follow the values.
+    Bands are `band_width` wide, from 1 up to `max_band`; without a width they follow the values.
     """
 
     name: str
     method: str
     others: tuple[str, ...]
-    step: float = 0
-    most: float = 0
+    band_width: float = 0
+    max_band: float = 0
 
     @property
     def compared(self) -> str:
@@ -67,6 +67,7 @@ def grid(config: Heatmap) -> tuple[Array, Array, range]:
     if config.grid == "paper":
         hundredths = np.arange(101) / 100
         return hundredths[1:], hundredths, fixed_lookahead if config.lookahead else range(1, 201)
+
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
     acceptances = np.clip(steps, LOWEST_RATE, 1 - LOWEST_RATE)
     lookaheads = fixed_lookahead if config.lookahead else range(1, 1 + config.ndim)
@@ -78,68 +79,77 @@ def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
-def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
+def _rate(method: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
     """Return the cost per token, infinite where impossible; a pipeline has as many stages as DSI has target servers."""
-    if name == "SI":
+    if method == "SI":
         return formulas.si_rate(1.0, c, a, k)
-    if name == "DSI":
-        cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
-        return np.where(legal(config, c, k), cost, np.inf)
+    if method == "DSI":
+        dsi_cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
+        return np.where(legal(config, c, k), dsi_cost, np.inf)
+
     pipeline = formulas.TargetPipeline(1.0, c, a, k, config.num_target_servers, config.hop)
-    return pipeline.rate(name)
+    return pipeline.rate(method)
 
 
 def best(config: Heatmap) -> Bests:
     """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all."""
     drafters, acceptances, lookaheads = grid(config)
     c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
-    shape = len(drafters), len(acceptances), len(lookaheads)
-    plain = np.ones(shape[:2])
-    found = {"non-SI": Best(plain, np.zeros_like(plain, dtype=int))}
-    for name in ALGORITHMS[1:]:
-        rate = np.broadcast_to(_rate(name, config, c, a, k), shape)
-        cost = np.round(rate, DIGITS)
-        least, chosen = cost.min(-1), k[cost.argmin(-1)]
-        never = np.isinf(least)
-        least[never], chosen[never] = np.nan, 0
-        found[name] = Best(least, chosen)
-    return found
+    grid_shape = len(drafters), len(acceptances), len(lookaheads)
+
+    plain_cost = np.ones(grid_shape[:2])
+    bests = {"non-SI": Best(plain_cost, np.zeros_like(plain_cost, dtype=int))}
+    for method in ALGORITHMS[1:]:
+        rate = np.broadcast_to(_rate(method, config, c, a, k), grid_shape)
+        rounded_cost = np.round(rate, DIGITS)
+        min_cost, best_lookahead = rounded_cost.min(-1), k[rounded_cost.argmin(-1)]
+
+        is_impossible = np.isinf(min_cost)
+        min_cost[is_impossible], best_lookahead[is_impossible] = np.nan, 0
+        bests[method] = Best(min_cost, best_lookahead)
+    return bests
 
 
-def speed_up(one: Map, found: Bests) -> Array:
+def speed_up(speed_map: Map, bests: Bests) -> Array:
     """Return the speed-up of the map's method over the best of its others, `[C, A]`; NaN where it is impossible."""
-    baseline = np.min([found[name].cost for name in one.others], 0)
-    return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
+    other_cost = np.min([bests[method].cost for method in speed_map.others], 0)
+    speed_ratio = other_cost / bests[speed_map.method].cost
+    return np.round(speed_ratio, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
 
 
-def fastest(found: Bests, names: Iterable[str]) -> Array:
+def fastest(bests: Bests, methods: Iterable[str]) -> Array:
     """Return whether each of these methods is the fastest of them, or tied, `[M, C, A]`."""
-    cost = np.array([found[name].cost for name in names])
-    return cost <= np.nanmin(cost, 0) * (1 + 10.0**(2 - DIGITS))
+    costs = np.array([bests[method].cost for method in methods])
+    return costs <= np.nanmin(costs, 0) * (1 + 10.0**(2 - DIGITS))
 
 
-def summary(config: Heatmap, found: Bests) -> Iterator[str]:
+def summary(config: Heatmap, bests: Bests) -> Iterator[str]:
     """Yield a line for each map: the largest, median and smallest speed-up, and the share of slow-downs."""
     drafters, acceptances, _ = grid(config)
-    for one in MAPS:
-        ratio = speed_up(one, found)
-        known = ratio[~np.isnan(ratio)]
-        ends = []
-        for place in (np.nanargmax(ratio), np.nanargmin(ratio)):
-            i, j = np.unravel_index(place, ratio.shape)
-            ends.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
-        yield (f"{one.method} over {one.compared}: max {ends[0]}, median {np.median(known):.3f}, min {ends[1]}, "
-               f"{100 * np.mean(known < 1):.2f} % of {known.size} cells below 1")
+    for speed_map in MAPS:
+        ratio = speed_up(speed_map, bests)
+        possible_ratios = ratio[~np.isnan(ratio)]
+
+        extremes = []
+        for flat_index in (np.nanargmax(ratio), np.nanargmin(ratio)):
+            i, j = np.unravel_index(flat_index, ratio.shape)
+            extremes.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
+
+        yield (f"{speed_map.method} over {speed_map.compared}: max {extremes[0]}, "
+               f"median {np.median(possible_ratios):.3f}, min {extremes[1]}, "
+               f"{100 * np.mean(possible_ratios < 1):.2f} % of {possible_ratios.size} cells below 1")
 
 
-def table(config: Heatmap, found: Bests) -> str:
+def table(config: Heatmap, bests: Bests) -> str:
     """Return the table as text: the keys of the command, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
-    si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
+    si_wins = (bests["SI"].cost < bests["DSI"].cost).astype(int)
+
     rows: list[Iterable[Any]] = [COLUMNS]
     for cell in np.ndindex(si_wins.shape):
         c, a = drafters[cell[0]], acceptances[cell[1]]
-        for name, (cost, lookahead) in found.items():
-            rows.append((c, a, name, lookahead[cell], cost[cell], si_wins[cell]))
-    lines = [f"# {json.dumps(vars(config))}", *(",".join(map(str, row)) for row in rows)]
-    return "\n".join([*lines, ""])
+        for method, (cost, lookahead) in bests.items():
+            rows.append((c, a, method, lookahead[cell], cost[cell], si_wins[cell]))
+
+    text_rows = (",".join(map(str, row)) for row in rows)
+    return "\n".join([f"# {json.dumps(vars(config))}", *text_rows, ""])

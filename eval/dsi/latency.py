@@ -30,7 +30,6 @@ ROWS = Range(1, 65536)
 class Timed(MeasureKeys):
     """The keys of every measurement of times."""
 
-
     repeats: int = key(5, "measured turns, after one to warm up", Range(1, 1_000_000), heading="Timing")
     rows: str = key("1,2,4,8,16,32,64", "the m of T(m), the time of a pass over m tokens (comma-separated)")
     context: int = key(256, "tokens of text before such a pass", Range(0, 1 << 20))
@@ -44,9 +43,10 @@ class Timed(MeasureKeys):
         yield from super().problems()
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no token after the first to time: give 2 or more"
-        words = listed(self.rows)
-        are_sizes = [WHOLE_NUMBER.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words]
-        if not words or not all(are_sizes):
+
+        size_words = listed(self.rows)
+        are_sizes = [WHOLE_NUMBER.fullmatch(word) and ROWS.holds(int(word[:9])) for word in size_words]
+        if not size_words or not all(are_sizes):
             yield f"rows={self.rows} is no list of sizes: give {ROWS.advice}, or several, separated by commas"
 
 
@@ -69,13 +69,13 @@ class Spread(NamedTuple):
     median: float
     low: float
     high: float
-    n: int
+    num_times: int
 
     def __str__(self) -> str:
-        return f"{self.median:9.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.n}"
+        return f"{self.median:9.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.num_times}"
 
 
-def spread(seconds: Sequence[float]) -> Spread:
+def spread_of(seconds: Sequence[float]) -> Spread:
     """Return median and quartiles, in milliseconds, of times in seconds."""
     low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
     return Spread(float(median), float(low), float(high), len(seconds))
@@ -88,23 +88,25 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
     Answers continue after an end token, so that all have the same length. TPOT is one figure per answer: the time after
     its first token, divided by the number of later tokens.
     """
-    sampler, new = sampler_of(config), config.max_new_tokens
-    first: list[list[float]] = [[] for _ in models]
-    later: list[list[float]] = [[] for _ in models]
+    sampler, num_new = sampler_of(config), config.max_new_tokens
+    first_seconds: list[list[float]] = [[] for _ in models]
+    later_seconds: list[list[float]] = [[] for _ in models]
     for turn in range(1 + config.repeats):
         for prompt in prompts:
-            for model, firsts, laters in zip(models, first, later):
-                words = model.generate(prompt, model.cache(len(prompt) + new), sampler)
-                start = time.perf_counter()
-                next(words)
-                begun = time.perf_counter()
-                for _ in islice(words, new - 1):
+            for model, model_first, model_later in zip(models, first_seconds, later_seconds):
+                token_ids = model.generate(prompt, model.cache(len(prompt) + num_new), sampler)
+
+                start_time = time.perf_counter()
+                next(token_ids)
+                first_time = time.perf_counter()
+                for _ in islice(token_ids, num_new - 1):
                     pass
-                ended = time.perf_counter()
+                end_time = time.perf_counter()
+
                 if turn:
-                    firsts.append(begun - start)
-                    laters.append((ended - begun) / (new - 1))
-    return list(zip(map(spread, first), map(spread, later)))
+                    model_first.append(first_time - start_time)
+                    model_later.append((end_time - first_time) / (num_new - 1))
+    return list(zip(map(spread_of, first_seconds), map(spread_of, later_seconds)))
 
 
 def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread]:
@@ -113,49 +115,55 @@ def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread
     cache = model.cache(context + max(rows))
     if context:
         model.logits([0] * context, cache, 1)
-    took: dict[int, list[float]] = {size: [] for size in rows}
+
+    seconds_by_size: dict[int, list[float]] = {size: [] for size in rows}
     for turn in range(1 + config.repeats):
         for size in rows:
-            start = time.perf_counter()
+            start_time = time.perf_counter()
             logits_TV = model.logits([0] * size, cache, size, is_text=False)
             sampler(logits_TV, range(context, context + size))
-            seconds = time.perf_counter() - start
+            pass_seconds = time.perf_counter() - start_time
+
             cache.drop()
             if turn:
-                took[size].append(seconds)
-    return {size: spread(seconds) for size, seconds in took.items()}
+                seconds_by_size[size].append(pass_seconds)
+    return {size: spread_of(seconds) for size, seconds in seconds_by_size.items()}
 
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, LatencyConfig, f"{COMMAND} latency")
     check_sets(config.chosen_sets, config)
+
     model = open_model(config.model, config)
     check_context(model, config)
-    print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
-          f"per answer, {config.repeats} turns; ms: median, quartiles\n")
+    print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {device_name(model)}; "
+          f"{config.max_new_tokens} tokens per answer, {config.repeats} turns; ms: median, quartiles\n")
+
     for name in ProgressBar(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
-        [(first, later)] = paces([model.whole], prompts, config)
-        ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
-    took = passes(model.whole, config.chosen_rows, config)
-    print(f"\nT(m) after {config.context} tokens, and its ratio to T({min(took)})")
-    least = took[min(took)].median
-    for size, spread in took.items():
-        rows = f"m = {size}"
-        print(f"{rows:<{NAME_WIDTH}}       {spread}   {spread.median / least:6.2f}x")
+        [(first_token, later_tokens)] = paces([model.whole], prompts, config)
+        ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first_token}   TPOT {later_tokens}")
+
+    pass_times = passes(model.whole, config.chosen_rows, config)
+    min_size = min(pass_times)
+    print(f"\nT(m) after {config.context} tokens, and its ratio to T({min_size})")
+    for size, pass_time in pass_times.items():
+        size_label = f"m = {size}"
+        time_ratio = pass_time.median / pass_times[min_size].median
+        print(f"{size_label:<{NAME_WIDTH}}       {pass_time}   {time_ratio:6.2f}x")
     return 0
 
 
 def check_context(model: Model, config: Timed) -> None:
     """Raise ValueError for passes that do not fit into the model's context."""
-    most = model.whole.config.context
-    rows = max(config.chosen_rows)
-    if config.context + rows > most:
-        raise ValueError(f"context={config.context} and {rows} rows exceed the {most} positions of "
-                         f"{model.name}: give context={max(0, most - rows)} or less")
+    num_positions = model.whole.config.context
+    max_rows = max(config.chosen_rows)
+    if config.context + max_rows > num_positions:
+        raise ValueError(f"context={config.context} and {max_rows} rows exceed the {num_positions} positions of "
+                         f"{model.name}: give context={max(0, num_positions - max_rows)} or less")
 
 
-def place(model: Model) -> str:
+def device_name(model: Model) -> str:
     """Return a description of a model's device."""
     if model.whole.device.type == "cuda":
         return torch.cuda.get_device_name(model.whole.device)
