@@ -24,7 +24,7 @@ def windows_of(right: Sequence[bool], decoding: DecodingRounds) -> np.ndarray:
     while place < len(right):
         accepted = len(list(takewhile(bool, right[place:place + lookahead])))
         found.append(accepted)
-        place += accepted + (accepted < lookahead or not decoding.runs)
+        place += accepted + (accepted < lookahead or not decoding.are_runs)
     return np.pad(found, (0, len(right)))
 
 

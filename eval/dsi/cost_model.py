@@ -1,7 +1,7 @@
 """The cost of a text as a sum over rounds or runs, each of accepted drafts and one more token: exact, and counted.
 
 The costs are those of `formulas.py` (with its symbols), cut off at the end of the text. The last token is always the
-target's. So with `left` tokens to go, at most left - 1 drafts are useful, and no more are drafted.
+target's. So with `num_left` tokens to go, at most num_left - 1 drafts are useful, and no more are drafted.
 
 A *round* (SI) ends at its lookahead; a *run* (DSI) ends with a rejection or the text. Arrays: C configurations;
 R outcomes of each.
@@ -27,34 +27,35 @@ class DecodingRounds:
     target: float
     drafter: float
     lookahead: Array  # [C, 1]
-    runs: bool = False  # whether these are runs, which continue until a rejection while plain decoding runs in parallel
+    are_runs: bool = False  # runs continue until a rejection, while plain decoding goes on in parallel
     late: bool = False  # whether a run that accepts a multiple of k drafts pays for one more window (original)
 
     @property
-    def most(self) -> Array:
+    def max_accepted(self) -> Array:
         """The most drafts that a round or run can accept, without regard to the end of the text."""
-        return np.full_like(self.lookahead, ENDLESS) if self.runs else self.lookahead
+        return np.full_like(self.lookahead, ENDLESS) if self.are_runs else self.lookahead
 
-    def cost(self, left: Numbers, accepted: Array) -> Array:
-        """Return the costs [C, R] of rounds or runs with this many drafts `accepted` [C, R] and `left` tokens to go."""
-        drafts = self.lookahead
-        if self.runs:
-            windows = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
-            drafts = np.where(accepted > 0, windows, 0) * self.lookahead
-        drafts = np.minimum(drafts, np.asarray(left) - 1)
-        cost: Array = self.target + drafts * self.drafter
-        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost
+    def cost(self, num_left: Numbers, num_accepted: Array) -> Array:
+        """Return the costs [C, R] of rounds or runs by their accepted drafts [C, R], with `num_left` tokens to go."""
+        num_drafts = self.lookahead
+        if self.are_runs:
+            num_windows = num_accepted // self.lookahead + 1 if self.late else -(-num_accepted // self.lookahead)
+            num_drafts = np.where(num_accepted > 0, num_windows, 0) * self.lookahead
 
-    def iterations(self, left: Numbers, accepted: Array) -> Array:
+        num_drafts = np.minimum(num_drafts, np.asarray(num_left) - 1)
+        cost: Array = self.target + num_drafts * self.drafter
+        return np.minimum(cost, (num_accepted + 1) * self.target) if self.are_runs else cost
+
+    def iterations(self, num_left: Numbers, num_accepted: Array) -> Array:
         """Return the number of windows [C, R]: one for a round; for a run, those up to the rejection or the text's end.
 
         At the end of the text a run has one more window, without drafts.
         """
-        if not self.runs:
-            return np.ones(accepted.shape)
-        ends = accepted >= np.asarray(left) - 1
-        begun, filled = -(-accepted // self.lookahead), accepted // self.lookahead
-        return np.where(ends, begun, filled) + 1.0
+        if not self.are_runs:
+            return np.ones(num_accepted.shape)
+        ends_text = num_accepted >= np.asarray(num_left) - 1
+        begun_windows, full_windows = -(-num_accepted // self.lookahead), num_accepted // self.lookahead
+        return np.where(ends_text, begun_windows, full_windows) + 1.0
 
 
 def si(target: float, drafter: float, lookahead: Numbers) -> DecodingRounds:
@@ -65,8 +66,8 @@ def si(target: float, drafter: float, lookahead: Numbers) -> DecodingRounds:
 def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> DecodingRounds:
     """Return DSI in one of the two accountings. Raise ValueError for any other."""
     check_accounting(accounting)
-    plain = si(target, drafter, lookahead)
-    return replace(plain, runs=True, late=accounting == "original")
+    rounds = si(target, drafter, lookahead)
+    return replace(rounds, are_runs=True, late=accounting == "original")
 
 
 # --- mean and deviation -----------------------------------------------------------------------------------------------
@@ -78,34 +79,41 @@ class Moments(NamedTuple):
     deviation: Array
 
 
-def moments(decoding: DecodingRounds, acceptance: float, tokens: int) -> Moments:
-    """Return mean and standard deviation of the cost of `tokens` tokens, for C configurations.
+def moments(decoding: DecodingRounds, acceptance: float, num_tokens: int) -> Moments:
+    """Return mean and standard deviation of the cost of `num_tokens` tokens, for C configurations.
 
     `acceptance` is the probability that a draft is correct, the same for each draft and independent. A round or a run
-    depends on nothing before it. So mean E and variance V with `left` tokens to go are sums over its outcomes, which
+    depends on nothing before it. So mean E and variance V with some tokens left are sums over its outcomes, which
     have costs C and probabilities p:
 
         E(left) = sum p (C + E(left - tokens))
         V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
     """
-    a, count = acceptance, len(decoding.lookahead)
-    mean = np.zeros((count, tokens + 1))  # index: tokens left
-    variance = np.zeros_like(mean)
-    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1
-    widest = int(min(likely, max(1, decoding.most.max()), tokens))
-    rows = np.arange(count)[:, None]
-    for left in range(1, tokens + 1):
-        last = np.minimum(decoding.most, left - 1).astype(np.int64)
-        short = np.arange(min(widest, left))
-        accepted = np.concatenate([np.minimum(short, last), last], axis=1)
-        rejected = np.where(short < last, (1 - a) * a ** short, 0.0)
-        chance = np.concatenate([rejected, a ** last], axis=1)
-        after = left - 1 - accepted
-        cost = decoding.cost(left, accepted) + mean[rows, after]
-        mean[:, left] = (chance * cost).sum(axis=1)
-        spread = variance[rows, after] + (cost - mean[:, left, None]) ** 2
-        variance[:, left] = (chance * spread).sum(axis=1)
-    return Moments(mean[:, tokens], np.sqrt(variance[:, tokens]))
+    a, num_configs = acceptance, len(decoding.lookahead)
+    means = np.zeros((num_configs, num_tokens + 1))  # index: tokens left
+    variances = np.zeros_like(means)
+
+    # the most accepted drafts of an outcome whose probability is not NEGLIGIBLE
+    max_likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1
+    max_outcomes = int(min(max_likely, max(1, decoding.max_accepted.max()), num_tokens))
+
+    config_rows = np.arange(num_configs)[:, None]
+    for num_left in range(1, num_tokens + 1):
+        # outcomes: a rejection after each number of drafts, or all drafts accepted
+        all_accepted = np.minimum(decoding.max_accepted, num_left - 1).astype(np.int64)
+        before_rejection = np.arange(min(max_outcomes, num_left))
+        num_accepted = np.concatenate([np.minimum(before_rejection, all_accepted), all_accepted], axis=1)
+
+        rejection_chance = np.where(before_rejection < all_accepted, (1 - a) * a ** before_rejection, 0.0)
+        chance = np.concatenate([rejection_chance, a ** all_accepted], axis=1)
+
+        left_after = num_left - 1 - num_accepted
+        total_cost = decoding.cost(num_left, num_accepted) + means[config_rows, left_after]
+        means[:, num_left] = (chance * total_cost).sum(axis=1)
+
+        square = variances[config_rows, left_after] + (total_cost - means[:, num_left, None]) ** 2
+        variances[:, num_left] = (chance * square).sum(axis=1)
+    return Moments(means[:, num_tokens], np.sqrt(variances[:, num_tokens]))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -117,21 +125,24 @@ class TextCost(NamedTuple):
     iterations: float
 
 
-def counted(decoding: DecodingRounds, windows: Array, tokens: int) -> TextCost:
-    """Return the cost of a text in one configuration, from the correct drafts of its windows `[W]`, W >= `tokens`.
+def counted(decoding: DecodingRounds, windows: Array, num_tokens: int) -> TextCost:
+    """Return the cost of a text in one configuration, from the correct drafts of its windows `[W]`, W >= `num_tokens`.
 
     A window of SI is a round; a run of DSI continues until a window is not full.
     """
     lookahead = decoding.lookahead.item()
-    accepted = np.minimum(windows, lookahead)
-    if decoding.runs:
-        accepted = np.append(accepted, 0)  # a partial window, to end the last run
-        ends = np.flatnonzero(accepted < lookahead)
-        begins = np.append(0, ends[:-1] + 1)
-        accepted = np.add.reduceat(accepted, begins)
-    settled = np.cumsum(accepted + 1)
-    left = tokens + accepted + 1 - settled
-    left = left[left > 0]
-    accepted = np.minimum(accepted[:left.size], left - 1)
-    costs, iterations = decoding.cost(left, accepted), decoding.iterations(left, accepted)
+    num_accepted = np.minimum(windows, lookahead)
+    if decoding.are_runs:
+        num_accepted = np.append(num_accepted, 0)  # a partial window, to end the last run
+        run_ends = np.flatnonzero(num_accepted < lookahead)
+        run_begins = np.append(0, run_ends[:-1] + 1)
+        num_accepted = np.add.reduceat(num_accepted, run_begins)
+
+    # up to the end of the text
+    num_settled = np.cumsum(num_accepted + 1)
+    num_left = num_tokens + num_accepted + 1 - num_settled
+    num_left = num_left[num_left > 0]
+    num_accepted = np.minimum(num_accepted[:num_left.size], num_left - 1)
+
+    costs, iterations = decoding.cost(num_left, num_accepted), decoding.iterations(num_left, num_accepted)
     return TextCost(costs.sum(), iterations.sum())

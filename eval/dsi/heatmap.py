@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from config.files import SPACE_REMEDY, check_folder, write
 from config.keys import read_keys
 from config.methods import METHODS
-from eval.dsi import heatmap_costs as costs
+from eval.dsi import heatmap_costs
 from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
@@ -38,7 +38,7 @@ LOOKS = {name: (*METHODS[AS_METHODS.get(name, name)].look, "0.25") for name in A
 LOOKS["DSI"] = "#20639b", "", "0.25"
 WINNERS = {"fastest": (ALGORITHMS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
-NAMES = (*(one.name for one in MAPS), *WINNERS)
+NAMES = (*(speed_map.name for speed_map in MAPS), *WINNERS)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,11 +46,13 @@ def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
     folder = Path(config.output)
     check_folder(folder, "name another folder with output=")
-    found = costs.best(config)
-    write(folder / "heatmap.csv", costs.table(config, found), SPACE_REMEDY)
-    bar = ProgressBar(draw(config, found, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
-    list(bar)
-    print("\n".join(costs.summary(config, found)))
+
+    bests = heatmap_costs.best(config)
+    write(folder / "heatmap.csv", heatmap_costs.table(config, bests), SPACE_REMEDY)
+    progress = ProgressBar(draw(config, bests, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
+    list(progress)
+
+    print("\n".join(heatmap_costs.summary(config, bests)))
     print(f"The maps are in {folder}, simulated by formulas.")
     return 0
 
@@ -69,118 +71,134 @@ class Axes(NamedTuple):
     """The axes of a map, the borders of its cells along them, and the entries of its legend."""
 
     axes: Any
-    x: Array
-    y: Array
-    handles: list[Patch]
+    x_borders: Array
+    y_borders: Array
+    legend_entries: list[Patch]
 
     def fill(self, values: Array, colours: Sequence[Any], borders: Array) -> Any:
         """Fill every cell `[C, A]` with the colour of its band."""
-        norm, tones = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
-        return self.axes.pcolormesh(self.x, self.y, values.T, cmap=tones, norm=norm, rasterized=True)
+        band_norm, colour_map = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
+        return self.axes.pcolormesh(self.x_borders, self.y_borders, values.T, cmap=colour_map, norm=band_norm,
+                                    rasterized=True)
 
-    def hatch(self, mask: Array, hatching: Hatching, about: str) -> None:
-        """Hatch the cells of a mask `[C, A]`, and add `about` to the legend."""
-        tone, hatch, ink = hatching
+    def hatch(self, mask: Array, hatching: Hatching, label: str) -> None:
+        """Hatch the cells of a mask `[C, A]`, and add them to the legend with a label."""
+        tone, hatch, hatch_colour = hatching
         if hatch and mask.any():
-            x, y = (np.repeat(edges, 2)[1:-1] for edges in (self.x, self.y))  # both ends of every cell
-            corners = np.kron(mask.T, np.ones((2, 2)))
-            area = self.axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
-            area.set(edgecolor=ink, linewidth=0)
-        drawn: dict[str, Any] = {"facecolor": tone, "hatch": hatch, "edgecolor": ink, "linewidth": 0.5}
-        self.handles.append(Patch(label=textwrap.fill(about, LINE), **drawn))
+            # both ends of every cell
+            x, y = (np.repeat(borders, 2)[1:-1] for borders in (self.x_borders, self.y_borders))
+            corner_mask = np.kron(mask.T, np.ones((2, 2)))
+
+            hatched_area = self.axes.contourf(x, y, corner_mask, [0.5, 1.5], colors="none", hatches=[hatch])
+            hatched_area.set(edgecolor=hatch_colour, linewidth=0)
+
+        patch_style: dict[str, Any] = {"facecolor": tone, "hatch": hatch, "edgecolor": hatch_colour, "linewidth": 0.5}
+        self.legend_entries.append(Patch(label=textwrap.fill(label, LINE), **patch_style))
 
 
-def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
+def draw(config: Heatmap, bests: Bests, folder: Path) -> Iterator[str]:
     """Write every map into a folder, as PNG and as PDF, and yield its name, one of NAMES."""
-    for one in MAPS:
-        with _map(config, folder / one.name, f"Speed-up of {one.method} over {one.compared}") as shown:
-            _speed_ups(shown, one, costs.speed_up(one, found))
-        yield one.name
+    for speed_map in MAPS:
+        title = f"Speed-up of {speed_map.method} over {speed_map.compared}"
+        with _map(config, folder / speed_map.name, title) as map_axes:
+            _speed_ups(map_axes, speed_map, heatmap_costs.speed_up(speed_map, bests))
+        yield speed_map.name
+
     for name, (methods, title) in WINNERS.items():
-        with _map(config, folder / name, title) as shown:
-            _winners(shown, methods, costs.fastest(found, methods))
+        with _map(config, folder / name, title) as map_axes:
+            _winners(map_axes, methods, heatmap_costs.fastest(bests, methods))
         yield name
 
 
 @contextmanager
 def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
     """Open the axes of a map, with its title and the parameters of the costs; write the drawing to files at exit."""
-    servers = config.num_target_servers
-    about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
+    num_servers = config.num_target_servers
+    cost_note = f"simulated; accounting: {config.accounting}, target servers: {num_servers}, hop: {config.hop:g}"
+
     with new_figure(path, (6.4, 5.4), forms=FORMS, layout="constrained", dpi=160) as axes:
         axes.set_title(f"{title}\n", loc="left", fontsize=12)
-        axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
+        axes.text(0, 1.02, cost_note, transform=axes.transAxes, fontsize=9, color="0.3")
         axes.set_xlabel("Drafter latency (fraction of the target's)")
         axes.set_ylabel("Acceptance rate")
+
         drafters, acceptances, _ = grid(config)
-        handles: list[Patch] = []
-        yield Axes(axes, _edges(drafters), _edges(acceptances), handles)
-        if handles:
-            columns = 1 if len(handles) > 2 else 2
-            axes.figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2,
+        legend_entries: list[Patch] = []
+        yield Axes(axes, _cell_borders(drafters), _cell_borders(acceptances), legend_entries)
+
+        if legend_entries:
+            num_columns = 1 if len(legend_entries) > 2 else 2
+            axes.figure.legend(handles=legend_entries, ncols=num_columns, loc="outside lower left", handlelength=2.2,
                                handleheight=1.2)
 
 
-def _edges(middles: Array) -> Array:
+def _cell_borders(middles: Array) -> Array:
     """Return the borders, `[n + 1]`, of cells with these middles, clipped to 0 and 1."""
-    between = (middles[1:] + middles[:-1]) / 2
-    first = 2 * middles[0] - between[0]
-    last = 2 * middles[-1] - between[-1]
-    return np.clip([first, *between, last], 0, 1)
+    inner_borders = (middles[1:] + middles[:-1]) / 2
+    first_border = 2 * middles[0] - inner_borders[0]
+    last_border = 2 * middles[-1] - inner_borders[-1]
+    return np.clip([first_border, *inner_borders, last_border], 0, 1)
 
 
-def bands(one: Map, ratio: Array) -> Bands:
-    """Return the bands for the speed-ups of a map: all slow-downs share the first, and all above `most` the last."""
-    least, largest = float(np.nanmin(ratio)), float(np.nanmax(ratio))
-    if not one.step:
-        ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
-        borders = np.round(ticks.tick_values(least, max(largest, least + NARROW)), 10)
+def bands(speed_map: Map, ratio: Array) -> Bands:
+    """Return the bands for the speed-ups of a map: slow-downs share the first, and those above `max_band` the last."""
+    min_ratio, max_ratio = float(np.nanmin(ratio)), float(np.nanmax(ratio))
+    if not speed_map.band_width:
+        locator = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
+        borders = np.round(locator.tick_values(min_ratio, max(max_ratio, min_ratio + NARROW)), 10)
         return Bands(borders, _colours(len(borders) - 1), [f"{border:g}" for border in borders])
-    width = min(largest, one.most) - 1
-    count = max(math.ceil(round(width / one.step, 9)), 1)
-    borders = np.append(0, (1 + one.step * np.arange(count + 1)).round(9))
+
+    banded_range = min(max_ratio, speed_map.max_band) - 1
+    num_bands = max(math.ceil(round(banded_range / speed_map.band_width, 9)), 1)
+    borders = np.append(0, (1 + speed_map.band_width * np.arange(num_bands + 1)).round(9))
+
     labels = [f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in borders]
-    if largest > borders[-1]:
+    if max_ratio > borders[-1]:
         labels[-1] = f"> {labels[-1]}"
-    return Bands(borders, [SLOWER[0], *_colours(count)], labels)
+    return Bands(borders, [SLOWER[0], *_colours(num_bands)], labels)
 
 
-def _colours(count: int) -> list[Any]:
+def _colours(num_colours: int) -> list[Any]:
     """Return this many colours from dark to bright."""
-    return list(matplotlib.colormaps["viridis"](np.linspace(0.08, 1, count)))
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.08, 1, num_colours)))
 
 
-def _speed_ups(shown: Axes, one: Map, ratio: Array) -> None:
+def _speed_ups(map_axes: Axes, speed_map: Map, ratio: Array) -> None:
     """Draw a map of speed-ups `[C, A]`."""
-    borders, colours, labels = bands(one, ratio)
-    mesh = shown.fill(ratio, colours, borders)
-    axes = shown.axes
-    bar = axes.figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=borders)
-    bar.ax.set_yticklabels(labels)
-    bar.set_label(f"cost of {one.compared} / cost of {one.method}")
-    if one.step:
-        shown.hatch(ratio < 1, SLOWER, f"{one.method} is slower")
-        _, hatch, ink = SLOWER
-        band: dict[str, Any] = {"edgecolor": ink, "hatch": hatch, "linewidth": 0}
-        bar.ax.axhspan(0, 1, facecolor="none", **band)
-    missing = np.isnan(ratio)
-    if missing.any():
-        shown.hatch(missing, MISSING, "no lookahead of the grid is possible with these servers")
+    borders, colours, labels = bands(speed_map, ratio)
+    mesh = map_axes.fill(ratio, colours, borders)
+    axes = map_axes.axes
+
+    colour_bar = axes.figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=borders)
+    colour_bar.ax.set_yticklabels(labels)
+    colour_bar.set_label(f"cost of {speed_map.compared} / cost of {speed_map.method}")
+
+    if speed_map.band_width:
+        map_axes.hatch(ratio < 1, SLOWER, f"{speed_map.method} is slower")
+        _, hatch, hatch_colour = SLOWER
+        span_style: dict[str, Any] = {"edgecolor": hatch_colour, "hatch": hatch, "linewidth": 0}
+        colour_bar.ax.axhspan(0, 1, facecolor="none", **span_style)
+
+    is_missing = np.isnan(ratio)
+    if is_missing.any():
+        map_axes.hatch(is_missing, MISSING, "no lookahead of the grid is possible with these servers")
 
 
-def _winners(shown: Axes, names: Sequence[str], is_fastest: Array) -> None:
-    """Draw the fastest method of each cell, from `[M, C, A]`; in a tie it is the first of `names`.
+def _winners(map_axes: Axes, methods: Sequence[str], is_fastest: Array) -> None:
+    """Draw the fastest method of each cell, from `[M, C, A]`; in a tie it is the first of `methods`.
 
     The legend also lists the other methods of a tie, unless the tie is RARE.
     """
-    first = is_fastest.argmax(0)
-    tones = [LOOKS[name][0] for name in names]
-    shown.fill(first, tones, np.arange(len(names) + 1) - 0.5)
-    for i, name in enumerate(names):
-        own = first == i
-        if own.any():
-            shares = (own & is_fastest).mean((1, 2))
-            others = list(zip(names, shares))[i + 1:]
-            ties = ", ".join(f"{other} {share:.1%}" for other, share in others if share > RARE)
+    first_fastest = is_fastest.argmax(0)
+    tones = [LOOKS[method][0] for method in methods]
+    map_axes.fill(first_fastest, tones, np.arange(len(methods) + 1) - 0.5)
+
+    for i, method in enumerate(methods):
+        method_cells = first_fastest == i
+        if method_cells.any():
+            tie_shares = (method_cells & is_fastest).mean((1, 2))
+            later_shares = list(zip(methods, tie_shares))[i + 1:]
+            ties = ", ".join(f"{other} {share:.1%}" for other, share in later_shares if share > RARE)
+
             as_fast = f" (as fast: {ties})" if ties else ""
-            shown.hatch(own, LOOKS[name], f"{name}: {own.mean():.1%} of the cells{as_fast}")
+            map_axes.hatch(method_cells, LOOKS[method], f"{method}: {method_cells.mean():.1%} of the cells{as_fast}")

@@ -39,14 +39,14 @@ class Map(NamedTuple):
 
     name: str
     method: str
-    others: tuple[str, ...]
+    other_methods: tuple[str, ...]
     band_width: float = 0
     max_band: float = 0
 
     @property
     def compared(self) -> str:
         """The label of the methods that this one is compared with."""
-        return f"min({', '.join(self.others)})" if len(self.others) > 1 else self.others[0]
+        return f"min({', '.join(self.other_methods)})" if len(self.other_methods) > 1 else self.other_methods[0]
 
 
 MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 1, 10),
@@ -112,7 +112,7 @@ def best(config: Heatmap) -> Bests:
 
 def speed_up(speed_map: Map, bests: Bests) -> Array:
     """Return the speed-up of the map's method over the best of its others, `[C, A]`; NaN where it is impossible."""
-    other_cost = np.min([bests[method].cost for method in speed_map.others], 0)
+    other_cost = np.min([bests[method].cost for method in speed_map.other_methods], 0)
     speed_ratio = other_cost / bests[speed_map.method].cost
     return np.round(speed_ratio, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
 
@@ -127,13 +127,13 @@ def summary(config: Heatmap, bests: Bests) -> Iterator[str]:
     """Yield a line for each map: the largest, median and smallest speed-up, and the share of slow-downs."""
     drafters, acceptances, _ = grid(config)
     for speed_map in MAPS:
-        ratio = speed_up(speed_map, bests)
-        possible_ratios = ratio[~np.isnan(ratio)]
+        speed_ratio = speed_up(speed_map, bests)
+        possible_ratios = speed_ratio[~np.isnan(speed_ratio)]
 
         extremes = []
-        for flat_index in (np.nanargmax(ratio), np.nanargmin(ratio)):
-            i, j = np.unravel_index(flat_index, ratio.shape)
-            extremes.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
+        for flat_index in (np.nanargmax(speed_ratio), np.nanargmin(speed_ratio)):
+            i, j = np.unravel_index(flat_index, speed_ratio.shape)
+            extremes.append(f"{speed_ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
 
         yield (f"{speed_map.method} over {speed_map.compared}: max {extremes[0]}, "
                f"median {np.median(possible_ratios):.3f}, min {extremes[1]}, "
