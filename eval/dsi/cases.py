@@ -42,7 +42,7 @@ INPUTS = {
     "times": Kind("an object of numbers",
                   lambda value: fits(value, dict) and fits([*value.values()], [float]))}
 TICKS = 10 ** 12  # per forward of the target
-LONGEST = 10_000  # most tokens of a simulation by events
+MAX_TOKENS = 10_000  # of a simulation by events
 
 
 @dataclass(frozen=True)
@@ -68,39 +68,43 @@ class CaseOutcome(NamedTuple):
     """The outcome of a case."""
 
     problems: list[str]  # a line for each value that does not agree
-    worst: float  # largest relative deviation, of the values that are not counted as rounded
-    rounded: int  # number of values that agree only to the digits that the file shows
+    max_deviation: float  # largest relative deviation, of the values that are not counted as rounded
+    num_rounded: int  # number of values that agree only to the digits that the file shows
 
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree, and return the exit code."""
     path = preset_of(argv)
     words = [f"file={path}", *argv[1:]] if path and path not in HELP else argv
-    asked = read_keys(words, Cases, f"{COMMAND} cases")
-    groups = {}
-    for group, cases in read(asked.file).items():
-        groups[group] = [compared(case, group) for case in cases]
-    every = list(chain(*groups.values()))
-    lines = [line(*group) for group in groups.items()]
-    lines += [problem for found in every for problem in found.problems]
-    print("\n".join(map(one_line, [*lines, line("all", every)])))
-    return 1 if any(found.problems for found in every) else 0
+    config = read_keys(words, Cases, f"{COMMAND} cases")
+
+    outcomes_by_group = {}
+    for group, cases in read(config.file).items():
+        outcomes_by_group[group] = [compared(case, group) for case in cases]
+    all_outcomes = list(chain(*outcomes_by_group.values()))
+    all_problems = [problem for outcome in all_outcomes for problem in outcome.problems]
+
+    lines = [line(group, outcomes) for group, outcomes in outcomes_by_group.items()]
+    print("\n".join(map(one_line, [*lines, *all_problems, line("all", all_outcomes)])))
+    return 1 if all_problems else 0
 
 
-def line(name: str, cases: Sequence[CaseOutcome]) -> str:
+def line(name: str, outcomes: Sequence[CaseOutcome]) -> str:
     """Return one line about a group, or about all."""
-    agreed = sum(not found.problems for found in cases)
-    worst = max((found.worst for found in cases), default=0.0)
-    rounded = sum(found.rounded for found in cases)
-    apart = f", not counting {rounded} rounded in the file" if rounded else ""
-    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}{apart}"
+    num_agreed = sum(not outcome.problems for outcome in outcomes)
+    max_deviation = max((outcome.max_deviation for outcome in outcomes), default=0.0)
+    num_rounded = sum(outcome.num_rounded for outcome in outcomes)
+
+    rounded_note = f", not counting {num_rounded} rounded in the file" if num_rounded else ""
+    return (f"{name:<24}{num_agreed:>5} of {len(outcomes)} agree, "
+            f"worst deviation {max_deviation:.1e}{rounded_note}")
 
 
 def read(path: str) -> dict[str, list[Case]]:
     """Return the cases of a file by group. Raise ValueError if it is no file of cases."""
     groups: Any = parse_object(read_bytes(path, REMEDY, LARGEST), path, REMEDY).get("groups")
-    lists = [*groups.values()] if isinstance(groups, dict) else []
-    if not fits(lists, [[dict]]) or not any(lists):
+    case_lists = [*groups.values()] if isinstance(groups, dict) else []
+    if not fits(case_lists, [[dict]]) or not any(case_lists):
         raise ValueError(f'{path} has no object "groups" of lists of cases: {REMEDY}')
     return dict(groups)
 
@@ -109,41 +113,46 @@ def read(path: str) -> dict[str, list[Case]]:
 
 def compared(case: Case, group: str) -> CaseOutcome:
     """Compute a case and compare it with its expected values. Raise ValueError if it has none, or is invalid."""
-    found = computed(case, group)
-    given = {name: case[name] for name in EXPECTED if name in case}
-    values = list(pairs(given, found, "", case))
+    results = computed(case, group)
+    expected_results = {name: case[name] for name in EXPECTED if name in case}
+    values = list(pairs(expected_results, results, "", case))
     if not values:
-        raise ValueError(f"{named(case)} has no expected value: add one")
+        raise ValueError(f"{name_of(case)} has no expected value: add one")
+
     tolerance = case.get("rel_tol", TOLERANCE)
     if not fits(tolerance, float) or tolerance < 0:
-        raise ValueError(f"{named(case)} has rel_tol={short_repr(tolerance)}: give a number of at least 0")
-    problems, worst, rounded = [], 0.0, 0
-    for name, expected, got in values:
-        off = abs(got - expected)
-        deviation = off / (abs(expected) or 1.0)
-        if deviation > tolerance and "inputs" in case and off <= half_unit(expected):
-            rounded += 1
+        raise ValueError(f"{name_of(case)} has rel_tol={short_repr(tolerance)}: give a number of at least 0")
+
+    problems, max_deviation, num_rounded = [], 0.0, 0
+    for name, expected_value, computed_value in values:
+        difference = abs(computed_value - expected_value)
+        deviation = difference / (abs(expected_value) or 1.0)
+        if deviation > tolerance and "inputs" in case and difference <= half_unit(expected_value):
+            num_rounded += 1
             continue
-        worst = max(worst, deviation)
+
+        max_deviation = max(max_deviation, deviation)
         if deviation > tolerance:
-            problems.append(f"{case.get('id', '?')}: {name} expected {expected}, got {got}")
-    return CaseOutcome(problems, worst, rounded)
+            problems.append(f"{case.get('id', '?')}: {name} expected {expected_value}, got {computed_value}")
+    return CaseOutcome(problems, max_deviation, num_rounded)
 
 
-def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
+def pairs(expected: Any, result: Any, name: str, case: Case) -> Iterator[Value]:
     """Yield each expected number of a case, at any depth, with the computed one."""
-    if isinstance(expected, dict) and isinstance(got, dict):
+    if isinstance(expected, dict) and isinstance(result, dict):
         for key, value in expected.items():
-            if key not in got:
-                raise ValueError(f"{named(case)} expects {short_repr(key)}, which is unknown: remove it")
-            yield from pairs(value, got[key], f"{name}.{key}".lstrip("."), case)
-    elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        for index, (value, other) in enumerate(zip(expected, got)):
-            yield from pairs(value, other, f"{name}[{index}]", case)
-    elif fits(expected, float) and not isinstance(got, (dict, list)):
-        yield name, expected, float(got)
+            if key not in result:
+                raise ValueError(f"{name_of(case)} expects {short_repr(key)}, which is unknown: remove it")
+            yield from pairs(value, result[key], f"{name}.{key}".lstrip("."), case)
+
+    elif isinstance(expected, list) and isinstance(result, list) and len(expected) == len(result):
+        for index, (value, result_value) in enumerate(zip(expected, result)):
+            yield from pairs(value, result_value, f"{name}[{index}]", case)
+
+    elif fits(expected, float) and not isinstance(result, (dict, list)):
+        yield name, expected, float(result)
     else:
-        raise ValueError(f"{named(case)} expects {name}={short_repr(expected)}: give it the form of the result")
+        raise ValueError(f"{name_of(case)} expects {name}={short_repr(expected)}: give it the form of the result")
 
 
 def half_unit(value: float) -> float:
@@ -152,7 +161,7 @@ def half_unit(value: float) -> float:
     return 0.5 * 10.0 ** exponent * (1 + 1e-6) if isinstance(exponent, int) else 0.0
 
 
-def named(case: Case) -> str:
+def name_of(case: Case) -> str:
     """Return the name of a case for a message."""
     return f"the case {short_repr(case.get('id', '?'))}"
 
@@ -171,22 +180,23 @@ def trace(c: float, k: int, S: int, failure_cost: float, accept_draws: list[int]
     """Return the costs for a given number of accepted drafts in each window."""
     windows = np.full(S, pad_with)
     windows[:len(accept_draws)] = accept_draws[:S]
+
     setting = failure_cost, c, k
-    found: Results = {"nonsi_cost": S * failure_cost,
-                      "ideal_dsi_cost": counted(cost_model.dsi(*setting), windows, S).cost}
-    decodings = {"si": cost_model.si(*setting), "dsi": cost_model.dsi(*setting, "original")}
-    for name, decoding in decodings.items():
-        found[name] = dict(zip(("cost", "iters"), counted(decoding, windows, S)))
-    return found
+    results: Results = {"nonsi_cost": S * failure_cost,
+                        "ideal_dsi_cost": counted(cost_model.dsi(*setting), windows, S).cost}
+    decoding_by_name = {"si": cost_model.si(*setting), "dsi": cost_model.dsi(*setting, "original")}
+    for name, decoding in decoding_by_name.items():
+        results[name] = dict(zip(("cost", "iters"), counted(decoding, windows, S)))
+    return results
 
 
 # --- analytic quantities ----------------------------------------------------------------------------------------------
 
 def lookahead(target_latency: float, drafter_latency: float, SP: int) -> Results:
     """Return the smallest lookahead of Eq. 1, the servers that it needs, and the most that any lookahead can use."""
-    least = formulas.least_lookahead(target_latency, drafter_latency, SP)
-    return {"expected": least,
-            "required_at_k": formulas.servers_needed(target_latency, drafter_latency, least),
+    min_lookahead = formulas.least_lookahead(target_latency, drafter_latency, SP)
+    return {"expected": min_lookahead,
+            "required_at_k": formulas.servers_needed(target_latency, drafter_latency, min_lookahead),
             "useful_max_SP": formulas.servers_needed(target_latency, drafter_latency, 1)}
 
 
@@ -202,8 +212,8 @@ def long_run(c: float, a: float, k: int, failure_cost: float) -> Results:
 
 def proposition(t1: float, t2: float, p: float, N: int) -> Results:
     """Return the bound of Proposition 1 on the mean time of N tokens by DSI with lookahead 1."""
-    later = N - 1
-    bound = t1 * p * later + t2 * ((1 - p) * later + 1)
+    num_later = N - 1
+    bound = t1 * p * num_later + t2 * ((1 - p) * num_later + 1)
     return {"expected": bound, "nonsi": t2 * N}
 
 
@@ -211,38 +221,41 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
                   SP: float = math.inf) -> Results:
     """Return the tokens of Figure 1 and Table 1 at given times, if no draft is accepted (worst) or all are (best)."""
     tick = target_latency / TICKS
-    draft = max(1, round(drafter_latency / tick))
-    servers = min(SP, 1 + int(formulas.servers_needed(TICKS, draft, lookahead)))
+    draft_ticks = max(1, round(drafter_latency / tick))
+    num_servers = min(SP, 1 + int(formulas.servers_needed(TICKS, draft_ticks, lookahead)))
+
     moments = [moment / tick * (1 + formulas.SLACK) for moment in times.values()]
-    tokens = 2 + lookahead + int(max(moments, default=0) / min(TICKS, draft))
-    if max(tokens, servers) > LONGEST:
-        raise ValueError(f"needs more than {LONGEST} tokens or servers: give earlier times, or fewer servers")
-    target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
-    plan = EventPlan(tokens, lookahead, int(servers), target, drafter)
-    methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
-    found: Results = {}
-    for name, right in (("worst", False), ("best", True)):
-        found[name] = {}
-        for shown_name, method in methods.items():
-            outcome = decode(method, plan, [right] * tokens)
-            found[name][shown_name] = list(map(outcome.settled_by, moments))
-    return {"expected": found}
+    num_tokens = 2 + lookahead + int(max(moments, default=0) / min(TICKS, draft_ticks))
+    if max(num_tokens, num_servers) > MAX_TOKENS:
+        raise ValueError(f"needs more than {MAX_TOKENS} tokens or servers: give earlier times, or fewer servers")
+
+    target, drafter = Forward(TICKS, TICKS), Forward(draft_ticks, draft_ticks)
+    plan = EventPlan(num_tokens, lookahead, int(num_servers), target, drafter)
+    method_by_name = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
+    counts: Results = {}
+    for bound, is_correct in (("worst", False), ("best", True)):
+        counts[bound] = {}
+        for name, method in method_by_name.items():
+            outcome = decode(method, plan, [is_correct] * num_tokens)
+            counts[bound][name] = list(map(outcome.settled_by, moments))
+    return {"expected": counts}
 
 
 def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float,
              N: int) -> Results:
     """Return the cost of SI by counting forwards (appendix F.3): a round settles one token more than it accepts."""
-    rounds = N / (mean_accepted + 1)
-    plain, si = target_latency * N, rounds * (target_latency + lookahead * drafter_latency)
-    return {"expected": {"target_forwards": rounds, "drafter_forwards": rounds * lookahead, "si": si, "nonsi": plain,
-                         "speedup": plain / si}}
+    num_rounds = N / (mean_accepted + 1)
+    si_cost = num_rounds * (target_latency + lookahead * drafter_latency)
+    plain_cost = target_latency * N
+    return {"expected": {"target_forwards": num_rounds, "drafter_forwards": num_rounds * lookahead,
+                         "si": si_cost, "nonsi": plain_cost, "speedup": plain_cost / si_cost}}
 
 
 def visible(a: float, lookahead: int) -> Results:
     """Return the share of target forwards that add latency, and the speed-up by model parallelism that equals it."""
-    share = formulas.visible_fraction(a, lookahead)
+    visible_share = formulas.visible_fraction(a, lookahead)
     with np.errstate(divide="ignore"):
-        return {"expected": {"visible_fraction": share, "mp_breakeven": 1 / share}}
+        return {"expected": {"visible_fraction": visible_share, "mp_breakeven": 1 / visible_share}}
 
 
 def perfect(c: float, k: int, failure_cost: float = 1.0) -> Results:
@@ -263,34 +276,38 @@ def computed(case: Case, group: str) -> Results:
 
     Raises ValueError for an unknown kind or quantity.
     """
-    singular = group[:-1]  # offline_trace from offline_traces
-    kind = case.get("kind", singular if singular in KINDS else group)
+    group_kind = group[:-1]  # offline_trace from offline_traces
+    kind = case.get("kind", group_kind if group_kind in KINDS else group)
     if isinstance(kind, str) and kind in KINDS:
         return _call(KINDS[kind], case, "params")
     if kind != "analytic":
-        raise ValueError(f"{named(case)} has kind {short_repr(kind)}, which is unknown: give one of "
+        raise ValueError(f"{name_of(case)} has kind {short_repr(kind)}, which is unknown: give one of "
                          f"{', '.join([*KINDS, 'analytic'])}")
+
     quantity = str(case.get("quantity", "")).lower()
-    found = [function for words, function in QUANTITIES.items() if words in quantity]
-    if not found:
-        raise ValueError(f"{named(case)} has quantity {short_repr(case.get('quantity'))}, which is unknown: give a "
+    functions = [function for words, function in QUANTITIES.items() if words in quantity]
+    if not functions:
+        raise ValueError(f"{name_of(case)} has quantity {short_repr(case.get('quantity'))}, which is unknown: give a "
                          f"text that contains one of {', '.join(QUANTITIES)}")
+
     inputs = case.get("inputs")
     if not isinstance(inputs, list):
-        return _call(found[0], case, "inputs")
-    several = (_call(found[0], {**case, "inputs": each}, "inputs") for each in inputs)
-    return {"expected": [one["expected"] for one in several]}
+        return _call(functions[0], case, "inputs")
+    all_results = (_call(functions[0], {**case, "inputs": case_inputs}, "inputs") for case_inputs in inputs)
+    return {"expected": [results["expected"] for results in all_results]}
 
 
-def _call(function: Callable[..., Results], case: Case, part: str) -> Results:
+def _call(function: Callable[..., Results], case: Case, part_name: str) -> Results:
     """Call a function with the arguments from a part of a case and from its draws; other values are ignored."""
-    check(case, {part: OBJECT}, named(case), MEND, needed=[part])
+    check(case, {part_name: OBJECT}, name_of(case), MEND, needed=[part_name])
     draws = {name: case[name] for name in DRAWS if name in case}
-    given = {**case[part], **draws}
-    arguments = signature(function).parameters
-    needed = [name for name, argument in arguments.items() if argument.default is argument.empty]
-    check(given, INPUTS, f"{named(case)}, in its {part},", MEND, needed)
+    inputs = {**case[part_name], **draws}
+
+    parameters = signature(function).parameters
+    needed_names = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    check(inputs, INPUTS, f"{name_of(case)}, in its {part_name},", MEND, needed_names)
+
     try:
-        return function(**{name: given[name] for name in arguments if name in given})
+        return function(**{name: inputs[name] for name in parameters if name in inputs})
     except ValueError as error:
-        raise ValueError(f"{named(case)} {error}") from error
+        raise ValueError(f"{name_of(case)} {error}") from error
