@@ -80,11 +80,11 @@ def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_s
     # the fifth call of 25 drafts comes at 6.75, when a server that was used is free
     assert online_mean(slow, 1.0, 5, 7, 50) == pytest.approx(2 * (25 * 0.25 + 1) + 1 + 0.5)
     # the newest first: calls of 11 and 12 drafts begin when the two servers are free, and that of 11 ends at 4
-    assert online_mean(ForwardLatencies(1.0, 0.25, 3.0, 0.25), 1.0, 1, 2, 6, most=5) == pytest.approx(4 + 1)
+    assert online_mean(ForwardLatencies(1.0, 0.25, 3.0, 0.25), 1.0, 1, 2, 6, max_run=5) == pytest.approx(4 + 1)
     # two servers: calls of 0 and 1 draft, at 0 and 0.25, end after 1 or 3; then the newest that waits begins, for 1
     two, half = ForwardLatencies(1.0, 0.25, 3.0, 0.25), 0.5
-    after = online_mean(TIMES, half, 1, 2, 2, most=1) - half * (1.25 + 2)
-    assert online_mean(two, half, 1, 2, 2, most=1) == pytest.approx(half * (3.25 + 4) + after)
+    after = online_mean(TIMES, half, 1, 2, 2, max_run=1) - half * (1.25 + 2)
+    assert online_mean(two, half, 1, 2, 2, max_run=1) == pytest.approx(half * (3.25 + 4) + after)
 
 
 @pytest.mark.parametrize(("acceptance", "most"),

@@ -10,14 +10,14 @@ from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
 COMMAND = "python3 -m scripts.simulate"
 COST = Range(0.000000001, 1_000_000_000)
-MOST_TOKENS = 20_000_000  # total tokens of all texts, which are kept in memory until the end
+MAX_TOTAL_TOKENS = 20_000_000  # total tokens of all texts, which are kept in memory until the end
 
 
 @dataclass(frozen=True)
 class Simulation(Checked):
     """The setting of a simulation. All costs and results are in one unit."""
 
-    PAIRS: ClassVar[Sequence[tuple[str, str]]] = (("c", "failure_cost"),)  # forwards of drafter and target
+    COST_PAIRS: ClassVar[Sequence[tuple[str, str]]] = (("c", "failure_cost"),)  # forwards of drafter and target
 
     c: float = key(0.1, "cost of a drafter forward (online: of its first one)", COST,
         heading="Setting of the simulation")
@@ -33,20 +33,23 @@ class Simulation(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        for of_draft, of_target in self.PAIRS:
-            draft, target = getattr(self, of_draft), getattr(self, of_target)
-            if draft > target:
-                yield (f"{of_draft}={draft:g} exceeds {of_target}={target:g}, but the drafter must not be slower than "
-                       f"the target: give {of_draft}={target:g} or less")
-        needed = servers_needed(self.failure_cost, self.c, self.k)
-        if 0 < self.num_target_servers < needed:
-            least = least_lookahead(self.failure_cost, self.c, self.num_target_servers)
+
+        for draft_key, target_key in self.COST_PAIRS:
+            draft_cost, target_cost = getattr(self, draft_key), getattr(self, target_key)
+            if draft_cost > target_cost:
+                yield (f"{draft_key}={draft_cost:g} exceeds {target_key}={target_cost:g}, but the drafter must not be "
+                       f"slower than the target: give {draft_key}={target_cost:g} or less")
+
+        min_servers = servers_needed(self.failure_cost, self.c, self.k)
+        if 0 < self.num_target_servers < min_servers:
+            min_lookahead = least_lookahead(self.failure_cost, self.c, self.num_target_servers)
             yield (f"num_target_servers={self.num_target_servers} is too small for k={self.k}, since a verification "
-                   f"every {self.k * self.c:g} that takes {self.failure_cost:g} needs {needed}: give "
-                   f"num_target_servers={needed} or more, 0 for as many as needed, or k={least} or more")
-        if self.num_repeats * self.S > MOST_TOKENS:
+                   f"every {self.k * self.c:g} that takes {self.failure_cost:g} needs {min_servers}: give "
+                   f"num_target_servers={min_servers} or more, 0 for as many as needed, or k={min_lookahead} or more")
+
+        if self.num_repeats * self.S > MAX_TOTAL_TOKENS:
             yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens need too much memory: give "
-                   f"num_repeats={MOST_TOKENS // self.S} or less")
+                   f"num_repeats={MAX_TOTAL_TOKENS // self.S} or less")
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ class Online(Simulation):
   {COMMAND} online simul_type=both S=50 num_repeats=100
   {COMMAND} online a=0.6 k=3 preemption=none"""
     PATHS = ("traces",)
-    PAIRS = (*Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
-    SERVERS = 1024  # a limit, since every event scans all servers
+    COST_PAIRS = (*Simulation.COST_PAIRS, ("c_sub", "failure_cost_sub"))
+    MAX_SERVERS = 1024  # a limit, since every event scans all servers
 
     simul_type: str = key("DSI", "algorithm: DSI, SI, or both with the same samples", Choices(("DSI", "SI", "both")),
         heading="Decoding")
@@ -95,14 +98,15 @@ class Online(Simulation):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.servers > self.SERVERS:
-            yield f"{self.servers} servers are too many: give num_target_servers={self.SERVERS} or less, or a larger k"
+        if self.servers > self.MAX_SERVERS:
+            yield (f"{self.servers} servers are too many: give num_target_servers={self.MAX_SERVERS} or less, "
+                   "or a larger k")
 
     @property
     def servers(self) -> int:
         """The number of servers; as many as needed: for the slowest forwards, and one more for preemption."""
-        slowest, fastest = max(self.failure_cost, self.failure_cost_sub), min(self.c, self.c_sub)
-        return self.num_target_servers or 1 + int(servers_needed(slowest, fastest, self.k))
+        slowest_target, fastest_draft = max(self.failure_cost, self.failure_cost_sub), min(self.c, self.c_sub)
+        return self.num_target_servers or 1 + int(servers_needed(slowest_target, fastest_draft, self.k))
 
 
 @dataclass(frozen=True)

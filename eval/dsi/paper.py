@@ -25,7 +25,7 @@ from eval.dsi.keys import COMMAND, Paper
 from eval.dsi.published import TABLE, PaperRow, table_1, table_3
 
 TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
-LONGEST_RUN = 20  # most accepted drafts of a run
+MAX_RUN = 20  # most accepted drafts of a run
 
 
 class Recomputed(NamedTuple):
@@ -55,37 +55,41 @@ def table(config: Paper) -> str:
     lines = ["| target / drafter | data | T ms | d ms | a % | published DSI/SI | online | offline | events | "
              "events: over non-SI | events: k of SI, DSI |", "|---|---|" + "---:|" * 9]
     for row in TABLE:
-        found = recomputed(row, config)
+        result = recomputed(row, config)
         lines.append(f"| {row.pair} | {row.data} | {row.target} | {row.drafter} | {100 * row.acceptance:.0f} | "
-                     f"{row.published:.2f} | {found.online:.2f} | {found.offline:.2f} | {found.events:.2f} | "
-                     f"{found.plain:.2f} | {found.si_lookahead}, {found.dsi_lookahead} |")
+                     f"{row.published:.2f} | {result.online:.2f} | {result.offline:.2f} | {result.events:.2f} | "
+                     f"{result.plain:.2f} | {result.si_lookahead}, {result.dsi_lookahead} |")
     return "\n".join(lines)
 
 
 def recomputed(row: PaperRow, config: Paper) -> Recomputed:
     """Recompute one row, each algorithm with its best lookahead; for DSI it is among those that its servers allow."""
-    tokens, servers, every = config.S, config.num_target_servers, np.arange(1, config.S)
+    num_tokens, num_servers = config.S, config.num_target_servers
     setting = row.target, row.drafter
     times = ForwardLatencies(*setting, row.target * row.first_target, row.drafter * row.first_drafter)
-    tried, legal = (each[servers_needed(*setting, each) <= servers] for each in (TRIED, every))
+
+    all_lookaheads = np.arange(1, config.S)
+    allowed_tried, allowed_lookaheads = (
+        lookaheads[servers_needed(*setting, lookaheads) <= num_servers] for lookaheads in (TRIED, all_lookaheads))
 
     def mean(decoding: DecodingRounds) -> Array:
-        return moments(decoding, row.acceptance, tokens).mean
+        return moments(decoding, row.acceptance, num_tokens).mean
 
-    def online(lookaheads: Array, copies: int | None) -> float:
-        return min(online_mean(times, row.acceptance, int(k), copies, tokens) for k in lookaheads)
+    def online(lookaheads: Array, servers: int | None) -> float:
+        return min(online_mean(times, row.acceptance, int(k), servers, num_tokens) for k in lookaheads)
 
-    original = mean(cost_model.dsi(*setting, tried, "original"))
-    offline = mean(cost_model.si(*setting, TRIED)).min() / original.min()
-    by_si = mean(cost_model.si(*setting, every))
-    by_dsi = mean(cost_model.dsi(*setting, legal))
+    original_costs = mean(cost_model.dsi(*setting, allowed_tried, "original"))
+    offline = mean(cost_model.si(*setting, TRIED)).min() / original_costs.min()
+    si_costs = mean(cost_model.si(*setting, all_lookaheads))
+    dsi_costs = mean(cost_model.dsi(*setting, allowed_lookaheads))
+
     return Recomputed(
-        online=online(TRIED, None) / online(tried, servers),
+        online=online(TRIED, None) / online(allowed_tried, num_servers),
         offline=offline,
-        events=by_si.min() / by_dsi.min(),
-        plain=tokens * row.target / by_dsi.min(),
-        si_lookahead=int(every[by_si.argmin()]),
-        dsi_lookahead=int(legal[by_dsi.argmin()]))
+        events=si_costs.min() / dsi_costs.min(),
+        plain=num_tokens * row.target / dsi_costs.min(),
+        si_lookahead=int(all_lookaheads[si_costs.argmin()]),
+        dsi_lookahead=int(allowed_lookaheads[dsi_costs.argmin()]))
 
 
 # --- the accounting of the published online simulator -----------------------------------------------------------------
@@ -99,61 +103,74 @@ class ForwardLatencies(NamedTuple):
     first_drafter: float
 
 
-def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, servers: int | None, tokens: int,
-                most: int = LONGEST_RUN) -> float:
-    """Return the mean cost of `tokens` tokens by DSI with these servers, or by SI if `servers` is None.
+def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_servers: int | None, num_tokens: int,
+                max_run: int = MAX_RUN) -> float:
+    """Return the mean cost of a text by DSI with these servers, or by SI if `num_servers` is None.
 
-    No run has more than `most` accepted drafts. Raises ValueError if no text would end, or the first run would end it.
+    No run has more than `max_run` accepted drafts. Raises ValueError if no text would end, or the first run would end
+    it.
     """
-    if not 0 < acceptance <= 1 or not 0 < most < tokens:
+    if not 0 < acceptance <= 1 or not 0 < max_run < num_tokens:
         raise ValueError("the runs settle no token, or the first one could settle all: give an acceptance above 0, and "
                          "a number between 0 and the tokens for the most accepted drafts of a run")
-    accepted = np.arange(most + 1)
-    chance = (1 - acceptance) * float(acceptance) ** accepted
-    chance[-1] = float(acceptance) ** most
-    windows = accepted // lookahead + 1
-    cost = windows * lookahead * times.drafter + times.target * (1 if servers else windows + 1)
-    slower_draft = times.first_drafter - times.drafter
-    rest = np.zeros(tokens + 1)  # mean remaining cost, by the number of settled tokens
-    for settled in range(tokens, -1, -1):
-        then = settled + accepted
-        ends = then > tokens
-        run = np.where(ends, times.target, cost + (0 if settled else slower_draft))
-        after = np.where(ends, 0.0, rest[np.minimum(then, tokens)])
-        after[0] = 0.0  # a run without accepted drafts returns to the same state, as the division below considers
-        rest[settled] = chance @ (run + after) / (1 - chance[0])
-    if servers:
-        runs = [_first_run(times, lookahead, servers, number) for number in range(most + 1)]
-        first = np.array(runs)
+
+    # runs, by their accepted drafts
+    num_accepted = np.arange(max_run + 1)
+    chance = (1 - acceptance) * float(acceptance) ** num_accepted
+    chance[-1] = float(acceptance) ** max_run
+    num_windows = num_accepted // lookahead + 1
+    num_awaited = 1 if num_servers else num_windows + 1
+    run_cost = num_windows * lookahead * times.drafter + times.target * num_awaited
+
+    # mean remaining cost, by the number of settled tokens
+    first_draft_extra = times.first_drafter - times.drafter
+    remaining_cost = np.zeros(num_tokens + 1)
+    for num_settled in range(num_tokens, -1, -1):
+        settled_after = num_settled + num_accepted
+        ends_text = settled_after > num_tokens
+        next_cost = np.where(ends_text, times.target, run_cost + (0 if num_settled else first_draft_extra))
+        cost_after = np.where(ends_text, 0.0, remaining_cost[np.minimum(settled_after, num_tokens)])
+
+        # a run without accepted drafts returns to the same state, as the division considers
+        cost_after[0] = 0.0
+        remaining_cost[num_settled] = chance @ (next_cost + cost_after) / (1 - chance[0])
+
+    if num_servers:
+        run_ends = [_first_run(times, lookahead, num_servers, accepted) for accepted in range(max_run + 1)]
+        first_cost = np.array(run_ends)
     else:
-        first = cost + slower_draft + times.first_target - times.target
-    return float(chance @ (first + rest[accepted]))
+        first_cost = run_cost + first_draft_extra + times.first_target - times.target
+    return float(chance @ (first_cost + remaining_cost[num_accepted]))
 
 
-def _first_run(times: ForwardLatencies, lookahead: int, servers: int, accepted: int) -> float:
+def _first_run(times: ForwardLatencies, lookahead: int, num_servers: int, num_accepted: int) -> float:
     """Return the cost of the first run of DSI: the end of the first verification with more drafts than are accepted.
 
     A verification goes to an idle server that was used before, else to a new one. Else it waits, the newest first.
     """
-    used, new = 0, servers  # idle servers
-    busy: list[tuple[float, int]] = []  # running verifications: their ends and their drafts
+    num_used, num_new = 0, num_servers  # idle servers
+    running: list[tuple[float, int]] = []  # verifications: their ends and their drafts
     waiting: list[int] = []  # drafts of each waiting verification
-    for drafts in count(0, lookahead):
-        moment = times.first_drafter + (drafts - 1) * times.drafter if drafts else 0.0
-        while busy and busy[0][0] <= moment:
-            end, verified = heapq.heappop(busy)
+    for num_drafts in count(0, lookahead):
+        moment = times.first_drafter + (num_drafts - 1) * times.drafter if num_drafts else 0.0
+
+        # verifications that have ended
+        while running and running[0][0] <= moment:
+            end_time, num_verified = heapq.heappop(running)
             if waiting:
-                heapq.heappush(busy, (end + times.target, waiting.pop()))
+                heapq.heappush(running, (end_time + times.target, waiting.pop()))
             else:
-                used += 1
-            if verified > accepted:
-                return end
-        if used:
-            used -= 1
-            heapq.heappush(busy, (moment + times.target, drafts))
-        elif new:
-            new -= 1
-            heapq.heappush(busy, (moment + times.first_target, drafts))
+                num_used += 1
+            if num_verified > num_accepted:
+                return end_time
+
+        # the new one
+        if num_used:
+            num_used -= 1
+            heapq.heappush(running, (moment + times.target, num_drafts))
+        elif num_new:
+            num_new -= 1
+            heapq.heappush(running, (moment + times.first_target, num_drafts))
         else:
-            waiting.append(drafts)
+            waiting.append(num_drafts)
     raise AssertionError("the sequence of verifications has no end")

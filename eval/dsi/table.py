@@ -30,9 +30,9 @@ COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "pla
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # the measurements of a pair
 Growth = Mapping[int, float]  # T(m) / T(1), by m
-LOOKAHEADS = 200  # number of lookaheads of SI to choose the best from, as in the paper
+MAX_LOOKAHEAD = 200  # of SI, as in the paper: the best is chosen from those up to it
 FLAT: Growth = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
-ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
+NUM_ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
 
 
 class ModelPair(NamedTuple):
@@ -73,14 +73,14 @@ class TableConfig(Timed):
     @property
     def pairs(self) -> list[ModelPair]:
         """The rows of the table."""
-        choices = product(listed(self.drafts), self.chosen_sets)
-        return [ModelPair(self.target, folder, name) for folder, name in choices]
+        drafts_and_sets = product(listed(self.drafts), self.chosen_sets)
+        return [ModelPair(self.target, draft, set_name) for draft, set_name in drafts_and_sets]
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The keys that determine a measurement, besides those of the rows themselves."""
-        rest = ("target", "drafts", "sets", "output", "num_target_servers")
-        return {name: value for name, value in vars(self).items() if name not in rest}
+        other_keys = ("target", "drafts", "sets", "output", "num_target_servers")
+        return {name: value for name, value in vars(self).items() if name not in other_keys}
 
 
 # --- prediction -------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class TablePrediction(NamedTuple):
         return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
-def predict(target: float, draft: float, acceptance: float, servers: int,
+def predict(target: float, draft: float, acceptance: float, num_servers: int,
             growth: Growth = FLAT) -> TablePrediction:
     """Predict SI with its best lookahead, and DSI with the smallest one that Eq. 1 allows for these target servers.
 
@@ -111,20 +111,25 @@ def predict(target: float, draft: float, acceptance: float, servers: int,
     about T / d + k. Between the sizes of `growth` it is interpolated. SI tries no lookahead beyond them, and DSI uses
     the last ratio for all larger sizes.
     """
-    rows, factors = zip(*sorted(growth.items()))
-    most = LOOKAHEADS if len(rows) == 1 else max(1, rows[-1] - 1)
-    looks = np.arange(1, min(most, LOOKAHEADS) + 1)
-    verify = target * np.interp(looks + 1, rows, factors)
-    si = si_rate(verify, draft, acceptance, looks)
-    best = si.argmin()
-    verification = target
-    for _ in range(ROUNDS):
-        lookahead = int(least_lookahead(verification, draft, servers))
-        missed = verification / draft + lookahead
-        verification = target * float(np.interp(missed, rows, factors))
-    setting = verification, draft, acceptance, lookahead
+    sizes, factors = zip(*sorted(growth.items()))
+    max_lookahead = MAX_LOOKAHEAD if len(sizes) == 1 else max(1, sizes[-1] - 1)
+    lookaheads = np.arange(1, min(max_lookahead, MAX_LOOKAHEAD) + 1)
+
+    # SI
+    si_verification = target * np.interp(lookaheads + 1, sizes, factors)
+    si_costs = si_rate(si_verification, draft, acceptance, lookaheads)
+    best = si_costs.argmin()
+
+    # DSI
+    dsi_verification = target
+    for _ in range(NUM_ROUNDS):
+        dsi_lookahead = int(least_lookahead(dsi_verification, draft, num_servers))
+        num_unseen = dsi_verification / draft + dsi_lookahead
+        dsi_verification = target * float(np.interp(num_unseen, sizes, factors))
+
+    setting = dsi_verification, draft, acceptance, dsi_lookahead
     dsi, original = (float(dsi_rate(*setting, accounting=name)) for name in ACCOUNTINGS)
-    return TablePrediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
+    return TablePrediction(dsi_lookahead, int(lookaheads[best]), target, float(si_costs[best]), dsi, original)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
@@ -136,34 +141,37 @@ def measured(config: TableConfig, pairs: Iterable[ModelPair]) -> Iterator[Row]:
     """
     sampler, target = sampler_of(config), open_model(config.target, config)
     check_context(target, config)
-    took = passes(target.whole, sorted({1, *config.chosen_rows}), config)
-    single = took[1].median
-    growth = {size: spread.median / single for size, spread in took.items()}
-    for folder, rows in groupby(pairs, attrgetter("draft")):
-        drafter = open_model(folder, config, target)
-        for pair in rows:
+    pass_times = passes(target.whole, sorted({1, *config.chosen_rows}), config)
+    growth = {size: pass_time.median / pass_times[1].median for size, pass_time in pass_times.items()}
+
+    for draft, draft_pairs in groupby(pairs, attrgetter("draft")):
+        drafter = open_model(draft, config, target)
+        for pair in draft_pairs:
             prompts = prompts_of(pair.set, config, (target, drafter))
             texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)
             records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
+
             spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
             times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
-            bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
-            yield {**pair._asdict(), **times, "acceptance": bounds, "growth": growth,
+            acceptance = [None if math.isnan(bound) else bound for bound in rate(records)]
+            yield {**pair._asdict(), **times, "acceptance": acceptance, "growth": growth,
                    "prompts": len(records), "tokens": sum(map(len, records))}
 
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    found = load(config.output, config.settings, "is not a file of rows", "name another output=")
-    rows = {pair_of(row): row for row in found["rows"]} if found else {}
-    missing = [pair for pair in config.pairs if pair not in rows]
-    check_sets({pair.set for pair in missing}, config)
-    made = measured(config, missing) if missing else ()
-    for row in ProgressBar(made, desc="pairs", unit="pair", total=len(missing)):
-        rows[pair_of(row)] = row
+    recorded = load(config.output, config.settings, "is not a file of rows", "name another output=")
+    row_by_pair = {pair_of(row): row for row in recorded["rows"]} if recorded else {}
+    missing_pairs = [pair for pair in config.pairs if pair not in row_by_pair]
+    check_sets({pair.set for pair in missing_pairs}, config)
+
+    new_rows = measured(config, missing_pairs) if missing_pairs else ()
+    for row in ProgressBar(new_rows, desc="pairs", unit="pair", total=len(missing_pairs)):
+        row_by_pair[pair_of(row)] = row
         if config.output:
-            save(config.output, config.settings, {"rows": [*rows.values()]})
-    print(table([rows[pair] for pair in config.pairs], config.num_target_servers))
+            save(config.output, config.settings, {"rows": [*row_by_pair.values()]})
+
+    print(table([row_by_pair[pair] for pair in config.pairs], config.num_target_servers))
     return 0
 
 
@@ -173,27 +181,28 @@ def pair_of(row: Row) -> ModelPair:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-def table(rows: list[Row], servers: int) -> str:
+def table(rows: list[Row], num_servers: int) -> str:
     """Return a table with one line for each row: the measurements, and the ratios of predicted costs per token."""
-    about = ("measured: T and d are medians of TPOT, a is the acceptance rate `likeliest`; predicted: DSI with "
-             f"{servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
-             "the published simulator, then with T(m)\n\n")
+    note = ("measured: T and d are medians of TPOT, a is the acceptance rate `likeliest`; predicted: DSI with "
+            f"{num_servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
+            "the published simulator, then with T(m)\n\n")
     lines = []
     for row in rows:
-        target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
+        target_ms, draft_ms, acceptance = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
         growth = {int(size): factor for size, factor in row["growth"].items()}
-        flat = predict(target, draft, right, servers)
-        grown = predict(target, draft, right, servers, growth)
-        folders = [Path(row[name]).name for name in ("target", "draft")]
-        times = [number(target), number(draft)]
-        shares = [number(100 * share, 1) for share in (draft / target, right)]
-        original = number(flat.si / flat.original)
-        lines.append([*folders, row["set"], *times, *shares, *_ratios(flat), original,
-                      *_ratios(grown), grown.best])
-    return about + in_columns(COLUMNS, lines, names=3)
+        flat_prediction = predict(target_ms, draft_ms, acceptance, num_servers)
+        prediction = predict(target_ms, draft_ms, acceptance, num_servers, growth)
+
+        folder_names = [Path(row[name]).name for name in ("target", "draft")]
+        times = [number(target_ms), number(draft_ms)]
+        percentages = [number(100 * share, 1) for share in (draft_ms / target_ms, acceptance)]
+        original_ratio = number(flat_prediction.si / flat_prediction.original)
+        lines.append([*folder_names, row["set"], *times, *percentages, *_ratios(flat_prediction), original_ratio,
+                      *_ratios(prediction), prediction.best])
+    return note + in_columns(COLUMNS, lines, names=3)
 
 
-def _ratios(found: TablePrediction) -> list[str]:
+def _ratios(prediction: TablePrediction) -> list[str]:
     """Return the lookahead of DSI, and the costs of plain decoding and of SI relative to DSI."""
-    over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
-    return [str(found.dsi_lookahead), number(over_plain), number(over_si)]
+    over_plain, over_si = prediction.nonsi / prediction.dsi, prediction.si / prediction.dsi
+    return [str(prediction.dsi_lookahead), number(over_plain), number(over_si)]
