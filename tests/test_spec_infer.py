@@ -184,8 +184,8 @@ def test_the_help_has_every_flag(capsys):
     other = Parser("incr_decoding").format_help()
     for flag in FLAGS:
         for name in flag.names.split():
-            assert f" --{name}" in shown and (f" --{name}" in other) == (flag.only != "spec_infer")
-        assert flag.about in " ".join(shown.split())
+            assert f" --{name}" in shown and (f" --{name}" in other) == (flag.only_program != "spec_infer")
+        assert flag.help_text in " ".join(shown.split())
     assert all(name in shown for name in IGNORED)
 
 
@@ -220,8 +220,8 @@ def test_the_lines_of_an_answer():
     answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, accepted_lengths=[1, 1, 1])
     figures = "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)"
     ids_and_text = "\ntoken IDs: 1,5,7,8\nabc\n"
-    assert profile_lines(1000000, answer, [1, 5, 7, 8], "abc", ttft=False) == f"{figures}{ids_and_text}"
-    with_ttft = profile_lines(1000000, answer, [1, 5, 7, 8], "abc", ttft=True)
+    assert profile_lines(1000000, answer, [1, 5, 7, 8], "abc", shows_ttft=False) == f"{figures}{ids_and_text}"
+    with_ttft = profile_lines(1000000, answer, [1, 5, 7, 8], "abc", shows_ttft=True)
     assert with_ttft == f"{figures} ttft(500000.000){ids_and_text}"
 
 

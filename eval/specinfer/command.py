@@ -25,14 +25,14 @@ FIRST_GUID = 1_000_000  # ids of requests are numbered as in the original
 MICROSECONDS = 1e6  # per second
 
 
-def profile_lines(guid: int, answer: Answer, token_ids: Sequence[int], text: str, ttft: bool) -> str:
+def profile_lines(guid: int, answer: Answer, token_ids: Sequence[int], text: str, shows_ttft: bool) -> str:
     """Return SpecInfer's output for a request: figures in microseconds, token ids, and text, both with the prompt.
 
-    With `ttft` it has the time to the first token, as in incremental decoding.
+    With `shows_ttft` it has the time to the first token, as in incremental decoding.
     """
     latency = answer.seconds * MICROSECONDS
     figures = f"guid({guid}) llm_decoding_steps({len(answer.accepted_lengths)}) latency({latency:.3f})"
-    if ttft:
+    if shows_ttft:
         figures += f" ttft({answer.prefill_seconds * MICROSECONDS:.3f})"
 
     ids = ",".join(map(str, token_ids))
@@ -47,35 +47,35 @@ def print_answer(pipeline: Pipeline, prompt_ids: Sequence[int]) -> Answer:
     return generation.answer
 
 
-def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
+def answer_all(pipeline: Pipeline, run_config: SpecInferConfig) -> None:
     """On rank 0: answer the prompts in sequence, and append the lines of each answer as soon as it is complete.
 
     A prompt that cannot be answered is reported and skipped; the exit code is then EXIT_WRONG.
     """
-    config = own.run
+    config = run_config.run
     answers: list[Answer] = []
-    ttft = METHODS[config.pipeline_type].draft == "none"
+    shows_ttft = METHODS[config.pipeline_type].draft == "none"
 
     prompts = [questions.Question(0, "", (config.prompt,))]
     if config.question_file:
         prompts = questions.read(config.question_file, *config.question_range)
 
-    for number, question in enumerate(prompts):
+    for prompt_number, question in enumerate(prompts):
         prompt, = question.turns
-        print(f"Prompt[{number}]: {escaped(prompt)}\n", flush=True)
+        print(f"Prompt[{prompt_number}]: {escaped(prompt)}\n", flush=True)
         try:
             prompt_ids = pipeline.prompt_ids(prompt, config.template)
             answer = print_answer(pipeline, prompt_ids)
         except ValueError as error:
-            say(f"Prompt[{number}] is skipped: {one_line(str(error))}")
+            say(f"Prompt[{prompt_number}] is skipped: {one_line(str(error))}")
             continue
 
-        if own.lines:
+        if run_config.lines:
             assert pipeline.text is not None, "a text was encoded"
             token_ids = [*prompt_ids, *answer.token_ids]
             text = pipeline.text.decode(token_ids)
             guid = FIRST_GUID + len(answers)
-            append(own.lines, profile_lines(guid, answer, token_ids, text, ttft), ANOTHER_OUTPUT)
+            append(run_config.lines, profile_lines(guid, answer, token_ids, text, shows_ttft), ANOTHER_OUTPUT)
         answers.append(answer)
         print(f"\n\n{table([answer])}\n", flush=True)
 
@@ -97,10 +97,11 @@ def program(name: str, argv: Sequence[str]) -> int:
     if any(word in HELP for word in argv):
         print(Parser(name).format_help(), end="")
         return 0
+
     call = read(name, argv)
-    path = raw_values(call.words).get("lines")
-    if path:
-        check_output(path, ANOTHER_OUTPUT)
+    output_path = raw_values(call.words).get("lines")
+    if output_path:
+        check_output(output_path, ANOTHER_OUTPUT)
     if call.ignored:
         say(one_line(call.ignored))
     say(f"equivalent command of this project: {call.command}")

@@ -29,17 +29,17 @@ class Flag(NamedTuple):
 
     names: str  # without dashes, separated by blanks
     key: str  # of a run, which the flag sets
-    about: str
-    value: Options  # how the parser reads the value; without one the flag sets `const`
-    only: str = ""  # the only program that has the flag; empty: both do
+    help_text: str
+    value_options: Options  # how the parser reads the value; without one the flag sets `const`
+    only_program: str = ""  # the only program that has the flag; empty: both do
 
 
 def _const(value: str) -> Options:
     return {"action": "store_const", "const": value}
 
 
-N: Options = {"type": integer, "metavar": "N"}
-X: Options = {"type": number, "metavar": "X"}
+INT: Options = {"type": integer, "metavar": "N"}
+REAL: Options = {"type": number, "metavar": "X"}
 NAME: Options = {"metavar": "NAME"}
 FILE: Options = {"metavar": "FILE"}
 FLAGS = (
@@ -50,21 +50,21 @@ FLAGS = (
     Flag("prompt", "question_file", "prompts: a JSON list of texts in a .json file", FILE),
     Flag("output-file", "lines", "file to append SpecInfer's lines to", FILE),
     Flag("max-sequence-length max-length", "max_length", "most tokens of prompt and answer together; the least counts",
-         {"action": "append", **N}),
-    Flag("max-output-length", "max_new_tokens", "most tokens of the answer", N),
+         {"action": "append", **INT}),
+    Flag("max-output-length", "max_new_tokens", "most tokens of the answer", INT),
     Flag("do-sample", "do_sample", "sample tokens, by default at temperature 1", _const("1")),
-    Flag("temperature", "temperature", "temperature of sampling, with --do-sample", X),
-    Flag("topp", "top_p", "sample from the most likely tokens with this total probability, with --do-sample", X),
-    Flag("sampling-seed", "seed", "seed of sampling", N),
+    Flag("temperature", "temperature", "temperature of sampling, with --do-sample", REAL),
+    Flag("topp", "top_p", "sample from the most likely tokens with this total probability, with --do-sample", REAL),
+    Flag("sampling-seed", "seed", "seed of sampling", INT),
     Flag("spec-sampling", "verify", "verify by multi-step speculative sampling", _const("mss"), SPEC_INFER),
-    Flag("expansion-degree", "expansion", "guesses in the third step of the tree; -1: a chain", N, SPEC_INFER),
+    Flag("expansion-degree", "expansion", "guesses in the third step of the tree; -1: a chain", INT, SPEC_INFER),
     Flag("use-full-precision", "dtype", "compute in float32; the default on CUDA is float16", _const("float32")),
     Flag("use-bf16-precision use-bf16", "dtype", "compute in bfloat16", _const("bfloat16")),
     Flag("4bit-quantization", "quant", "weights in 4 bits", _const("nf4")),
     Flag("8bit-quantization", "quant", "weights in 8 bits", _const("int8")),
-    Flag("pipeline-parallelism-degree", "stages", "number of stages, each with a share of the layers", N),
-    Flag("tensor-parallelism-degree", "tp", "ranks that share the layers of a stage", N),
-    Flag("max-tokens-per-prefilling-batch", "prefill_chunk", "tokens of the prompt per segment", N),
+    Flag("pipeline-parallelism-degree", "stages", "number of stages, each with a share of the layers", INT),
+    Flag("tensor-parallelism-degree", "tp", "ranks that share the layers of a stage", INT),
+    Flag("max-tokens-per-prefilling-batch", "prefill_chunk", "tokens of the prompt per segment", INT),
     Flag("config-file", "config_file", "JSON object with options of SpecInfer's Python programs; each is a flag", FILE),
 )
 IGNORED = """
@@ -119,12 +119,14 @@ class Parser(ArgumentParser):
             epilog=f"Accepted and ignored: {', '.join(IGNORED)}.\n\nexamples:\n  {command}\n"
                    f"  {command} -llm-model toy/llama -prompt FILE.json -output-file OUT\n"
                    f"  {command} -config-file FILE")
-        quant = self.add_mutually_exclusive_group()
+
+        quant_group = self.add_mutually_exclusive_group()
         for flag in FLAGS:
-            if flag.only in ("", program):
-                dashed = [f"{dashes}{name}" for name in flag.names.split() for dashes in ("-", "--")]
-                place = quant if flag.key == "quant" else self
-                place.add_argument(*dashed, dest=flag.key, help=f"{flag.about} ({flag.key}=)", **flag.value)
+            if flag.only_program in ("", program):
+                dashed_names = [f"{dashes}{name}" for name in flag.names.split() for dashes in ("-", "--")]
+                flag_help = f"{flag.help_text} ({flag.key}=)"
+                group = quant_group if flag.key == "quant" else self
+                group.add_argument(*dashed_names, dest=flag.key, help=flag_help, **flag.value_options)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}: --help shows every flag")
@@ -136,46 +138,51 @@ def read(program: str, argv: Sequence[str]) -> Call:
     Raises ValueError for a flag that is unknown, lacks its value or contradicts another, and for missing files.
     """
     parser = Parser(program)
-    found, rest = parser.parse_known_args(argv)
-    if found.config_file:
-        options = options_in(found.config_file)
-        found, rest = parser.parse_known_args([*flags_of(options), *argv])
-    own, ignored = _sorted(rest)
-    values = {key: value for key, value in vars(found).items() if value is not None}
-    values.pop("config_file", None)
-    temperature = values.pop("do_sample", None)  # the default one of sampling
-    if temperature:
-        values.setdefault("temperature", temperature)
+    parsed, other_words = parser.parse_known_args(argv)
+    if parsed.config_file:
+        options = options_in(parsed.config_file)
+        parsed, other_words = parser.parse_known_args([*flags_of(options), *argv])
+
+    key_words, ignored_flags = _sorted(other_words)
+    flag_values = {key: value for key, value in vars(parsed).items() if value is not None}
+    flag_values.pop("config_file", None)
+
+    sampling_temperature = flag_values.pop("do_sample", None)  # the default one
+    if sampling_temperature:
+        flag_values.setdefault("temperature", sampling_temperature)
     else:
-        unused = [key for key in ("temperature", "top_p") if key in values]
-        ignored += [f"{key}={values.pop(key)} without --do-sample" for key in unused]
-    if "max_length" in values:
-        values["max_length"] = min(values["max_length"])
-    if "expansion" in values:
-        values["expansion"] = f"1,1,{max(1, values['expansion'])},1,1,1,1,1"
-    sentence = f"ignored, since they have no meaning here: {', '.join(ignored)}" if ignored else ""
-    return Call(_words(program, values, own), sentence)
+        unused_keys = [key for key in ("temperature", "top_p") if key in flag_values]
+        ignored_flags += [f"{key}={flag_values.pop(key)} without --do-sample" for key in unused_keys]
+
+    if "max_length" in flag_values:
+        flag_values["max_length"] = min(flag_values["max_length"])
+    if "expansion" in flag_values:
+        flag_values["expansion"] = f"1,1,{max(1, flag_values['expansion'])},1,1,1,1,1"
+
+    sentence = f"ignored, since they have no meaning here: {', '.join(ignored_flags)}" if ignored_flags else ""
+    return Call(_run_words(program, flag_values, key_words), sentence)
 
 
-def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
+def _sorted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the words that the parser did not know: words key=value, and ignored flags with their values."""
-    own: list[str] = []
-    ignored: list[str] = []
+    key_words: list[str] = []
+    ignored_flags: list[str] = []
     may_follow = False  # whether the next word may be the value of an ignored flag
-    for word in rest:
+    for word in words:
         if word.startswith("-"):
             name = word.lstrip("-")
             if name not in IGNORED and name not in NAMES:  # names of the other program's flags are ignored, too
                 raise ValueError(f"unknown flag {word}: {nearest(name, [*NAMES, *IGNORED]) or '--help shows them all'}")
-            ignored.append(word)
+            ignored_flags.append(word)
+
         elif "=" in word:
-            own.append(word)
+            key_words.append(word)
         elif may_follow:
-            ignored[-1] += f" {word}"
+            ignored_flags[-1] += f" {word}"
         else:
             raise ValueError(f"{word} belongs to no flag: write -FLAG VALUE, or key=value")
         may_follow = word.startswith("-")
-    return own, ignored
+    return key_words, ignored_flags
 
 
 def options_in(path: str) -> Mapping[str, Any]:
@@ -191,59 +198,67 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
     Raises ValueError for an unknown option.
     """
-    small = options.get("ssms", [])
-    if not fits(small, [{"ssm_model": str}]):
+    small_models = options.get("ssms", [])
+    if not fits(small_models, [{"ssm_model": str}]):
         raise ValueError('ssms is not a list of small models: write each as {"ssm_model": "DIR"}')
-    chosen: dict[str, Any] = {}
+
+    value_by_flag: dict[str, Any] = {}
     for name, value in options.items():
-        known = name.removeprefix("model_specific_")
-        if known not in (*OPTIONS, "ssms"):
+        option_name = name.removeprefix("model_specific_")
+        if option_name not in (*OPTIONS, "ssms"):
             remedy = nearest(name, OPTIONS) or f"choose from {', '.join(OPTIONS)}"
             raise ValueError(f"unknown option {name}: {remedy}")
-        if known in OPTIONS:
-            chosen[OPTIONS[known]] = value
+        if option_name in OPTIONS:
+            value_by_flag[OPTIONS[option_name]] = value
+
     words = []
-    for flag, value in chosen.items():
+    for flag, value in value_by_flag.items():
         if value is not None and value is not False and value != "":
             words += [f"-{flag}"] if value is True else [f"-{flag}", f"{value}"]
-    for ssm in small:
-        words += ["-ssm-model", ssm["ssm_model"]]
+    for small_model in small_models:
+        words += ["-ssm-model", small_model["ssm_model"]]
     return words
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
-def _words(program: str, found: dict[str, Any], own: Sequence[str]) -> list[str]:
-    """Return the words of a run: from the flags, from the given keys, and from SpecInfer's own defaults."""
-    keys = raw_values(own)
-    named = {"models": str(MODELS_FOLDER), **keys, **found}
-    root = Path(named["models"]).expanduser()
-    if "ssm" in found:
-        found["ssm"] = ",".join(_folder(name, root) for name in found["ssm"])
-    elif program == SPEC_INFER and "base_dir" in found and "ssm" not in keys:
-        raise ValueError(f"-llm-model {found['base_dir']} has no small model: add -ssm-model DIR, or use "
+def _run_words(program: str, flag_values: dict[str, Any], key_words: Sequence[str]) -> list[str]:
+    """Return the words of a run: from the flags, from the words key=value, and from SpecInfer's own defaults."""
+    typed_keys = raw_values(key_words)
+    models = {"models": str(MODELS_FOLDER), **typed_keys, **flag_values}["models"]
+    models_folder = Path(models).expanduser()
+
+    # models
+    if "ssm" in flag_values:
+        flag_values["ssm"] = ",".join(_folder(name, models_folder) for name in flag_values["ssm"])
+    elif program == SPEC_INFER and "base_dir" in flag_values and "ssm" not in typed_keys:
+        raise ValueError(f"-llm-model {flag_values['base_dir']} has no small model: add -ssm-model DIR, or use "
                          f"scripts/{INCR_DECODING}.sh")
-    if "base_dir" in found:
-        folder = _folder(found.pop("base_dir"), root)
-        found["model_dir" if Path(folder, "stage_0").is_dir() else "base_dir"] = folder
-    usual = {"pipeline_type": PROGRAMS[program], "max_length": LENGTH}
-    if "question_file" in found:
-        prompts = found["question_file"]
-        if not prompts.endswith(".json"):
-            raise ValueError(f"-prompt {prompts} is not a .json file: name one that holds a JSON list of texts")
-        if prompts == found.get("lines"):
-            raise ValueError(f"-output-file {prompts} is the prompt file: choose another -output-file")
-        usual["template"] = "none"  # prompts of a file need no template
-    usual["max_new_tokens"] = {**usual, **keys, **found}["max_length"]
-    made = {key: value for key, value in usual.items() if key not in keys}
-    made.update(found)
-    return [*(f"{key}={value}" for key, value in made.items()), *own]
+    if "base_dir" in flag_values:
+        folder = _folder(flag_values.pop("base_dir"), models_folder)
+        flag_values["model_dir" if Path(folder, "stage_0").is_dir() else "base_dir"] = folder
+
+    # prompts
+    default_keys = {"pipeline_type": PROGRAMS[program], "max_length": LENGTH}
+    if "question_file" in flag_values:
+        prompt_file = flag_values["question_file"]
+        if not prompt_file.endswith(".json"):
+            raise ValueError(f"-prompt {prompt_file} is not a .json file: name one that holds a JSON list of texts")
+        if prompt_file == flag_values.get("lines"):
+            raise ValueError(f"-output-file {prompt_file} is the prompt file: choose another -output-file")
+        default_keys["template"] = "none"  # prompts of a file need no template
+
+    default_keys["max_new_tokens"] = {**default_keys, **typed_keys, **flag_values}["max_length"]
+    run_keys = {key: value for key, value in default_keys.items() if key not in typed_keys}
+    run_keys.update(flag_values)
+    return [*(f"{key}={value}" for key, value in run_keys.items()), *key_words]
 
 
-def _folder(name: str, root: Path) -> str:
+def _folder(name: str, models_folder: Path) -> str:
     """Return the folder of a model, given by a path or by its Hugging Face name. Raise ValueError if none exists."""
-    for folder in (Path(name).expanduser(), root / name):
+    named_folder = models_folder / name
+    for folder in (Path(name).expanduser(), named_folder):
         if folder.is_dir():
             return str(folder)
-    raise ValueError(f"there is no model {name}, and no folder {root / name}: name the model's folder, or run "
-                     f"hf download {name} --local-dir {root / name}")
+    raise ValueError(f"there is no model {name}, and no folder {named_folder}: name the model's folder, or run "
+                     f"hf download {name} --local-dir {named_folder}")

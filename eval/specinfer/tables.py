@@ -38,34 +38,34 @@ Figures = Mapping[str, Union[Sequence[float], Array]]  # data set -> figures, us
 class Counts(NamedTuple):
     """The counts along some texts of a data set, of one kind, for k from 1 on."""
 
-    tokens: int  # number of tokens that could be guessed
+    num_tokens: int  # number of tokens that could be guessed
     accepted_K: Array
     passes_K: Array
 
     @property
     def percent(self) -> Array:
         """The percentage of accepted tokens, `[K]`."""
-        return 100 * self.accepted_K / self.tokens
+        return 100 * self.accepted_K / self.num_tokens
 
     @property
     def verified(self) -> Array:
         """Tokens per pass, `[K]`."""
-        return self.tokens / self.passes_K
+        return self.num_tokens / self.passes_K
 
 
 Pair = Tuple[Model, Model]  # target and drafter
-Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text after it
-Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> counts
+PromptAndText = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text after it
+CountsBySet = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> counts
 
 
 def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
     """Return the rows of one of the paper's tables: way of decoding -> data set -> figures."""
-    found: dict[str, dict[str, Sequence[float]]] = {}
-    with PAPER.open(encoding="utf-8") as file:
-        for number, way, name, *figures in csv.reader(file):
-            if number == f"{table}":
-                found.setdefault(way, {})[name] = list(map(float, figures))
-    return found
+    figures_by_way: dict[str, dict[str, Sequence[float]]] = {}
+    with PAPER.open(encoding="utf-8") as csv_file:
+        for table_number, way, set_name, *figures in csv.reader(csv_file):
+            if table_number == f"{table}":
+                figures_by_way.setdefault(way, {})[set_name] = list(map(float, figures))
+    return figures_by_way
 
 
 def specinfer(argv: list[str]) -> int:
@@ -73,15 +73,17 @@ def specinfer(argv: list[str]) -> int:
     config = read_keys(argv, TablesConfig, COMMAND)
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)
-    by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
-    kinds = list(next(iter(by_set.values())))
-    if len(by_set) > 1:
-        every = list(by_set.values())
-        by_set[ALL] = {kind: total([counts[kind] for counts in every]) for kind in kinds}
+
+    counts_by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
+    kinds = list(next(iter(counts_by_set.values())))
+    if len(counts_by_set) > 1:
+        set_counts = list(counts_by_set.values())
+        counts_by_set[ALL] = {kind: total([counts[kind] for counts in set_counts]) for kind in kinds}
+
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per text, "
           f"{config.num_examples or 'all'} prompts of each set\n"
           f"sampling: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
-    print("\n".join(report(by_set, kinds, config)))
+    print("\n".join(report(counts_by_set, kinds, config)))
     return 0
 
 
@@ -90,22 +92,24 @@ def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
 
     Raises ValueError if no text has a token that could be guessed.
     """
-    widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
-    most = max(map(max, widths))
-    found: dict[str, list[Counts]] = {}
-    bar = ProgressBar(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
-    for number, prompt in enumerate(bar):
+    tree_widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
+    max_width = max(map(max, tree_widths))
+    counts_by_kind: dict[str, list[Counts]] = {}
+    progress = ProgressBar(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
+    for prompt_number, prompt in enumerate(progress):
         samplers = [Sampler()]
         if config.do_sample:
-            samplers.append(Sampler(config.temperature, config.top_p, seed=config.seed + number))
+            samplers.append(Sampler(config.temperature, config.top_p, seed=config.seed + prompt_number))
+
         for sampler in samplers:
             text = answer(pair[0], prompt, config.max_new_tokens, sampler)
-            for kind, accepted_KN in along((prompt, text), pair, sampler, most).items():
+            for kind, accepted_KN in along((prompt, text), pair, sampler, max_width).items():
                 accepted_K = accepted_KN[:MOST_CHILDREN, 1:].sum(1)
-                passes_K = np.array([passes(accepted_KN, one) for one in widths])
-                found.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
-    totals = {kind: total(counts) for kind, counts in found.items()}
-    if not all(counts.tokens for counts in totals.values()):
+                passes_K = np.array([passes(accepted_KN, widths) for widths in tree_widths])
+                counts_by_kind.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
+
+    totals = {kind: total(counts) for kind, counts in counts_by_kind.items()}
+    if not all(counts.num_tokens for counts in totals.values()):
         raise ValueError(f"every text of the target for {name} ends with its first token, so nothing can be guessed: "
                          "choose other sets=, or another template=")
     return totals
@@ -116,48 +120,52 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str, Array]:
+def along(prompt_and_text: PromptAndText, pair: Pair, sampler: Sampler, max_width: int) -> dict[str, Array]:
     """Return, for each kind that applies to this sampler, the acceptance probabilities of a text's tokens, `[K, N]`."""
-    target_NV, theirs_NV = (model.logits(*written) for model in pair)
-    text = written[1]
-    best_KN = among_best(ranks(theirs_NV, text), most)
+    target_NV, draft_NV = (model.logits(*prompt_and_text) for model in pair)
+    text = prompt_and_text[1]
+    best_KN = among_best(ranks(draft_NV, text), max_width)
     if not sampler.temperature:
         return {GREEDY: best_KN}
-    law_NV, drawn_NV = laws(sampler, target_NV), laws(sampler, theirs_NV)
-    mss_KN = by_mss(law_NV, drawn_NV, text, most)
-    return {BEST: best_KN, DRAWN: among_drawn(drawn_NV, text, most), MSS: mss_KN}
+
+    target_law_NV, draft_law_NV = laws(sampler, target_NV), laws(sampler, draft_NV)
+    mss_KN = by_mss(target_law_NV, draft_law_NV, text, max_width)
+    return {BEST: best_KN, DRAWN: among_drawn(draft_law_NV, text, max_width), MSS: mss_KN}
 
 
-def report(found: Found, kinds: Sequence[str], config: TablesConfig) -> Iterator[str]:
+def report(counts_by_set: CountsBySet, kinds: Sequence[str], config: TablesConfig) -> Iterator[str]:
     """Yield the lines of the three tables."""
     yield "\nTable 1: the target's token is among k guesses of the drafter, % of the target's tokens"
     for kind in kinds:
-        percent = {name: counts[kind].percent for name, counts in found.items()}
-        yield from rows(f"ours, {ABOUT[kind]}", percent, 1)
-    for way, paper in published(1).items():
-        yield from rows(f"paper, {way}", paper, 0)
+        percentages = {name: counts[kind].percent for name, counts in counts_by_set.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", percentages, 1)
+    for way, paper_figures in published(1).items():
+        yield from rows(f"paper, {way}", paper_figures, 0)
+
     yield f"\nTable 2: verified tokens per pass of the target, its own included; trees <{config.expansion}>"
     for kind in kinds:
-        verified = {name: counts[kind].verified for name, counts in found.items()}
-        yield from rows(f"ours, {ABOUT[kind]}", verified, 2)
-    for way, paper in published(2).items():
-        yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {way}", paper, 2)
+        verified_tokens = {name: counts[kind].verified for name, counts in counts_by_set.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", verified_tokens, 2)
+    for way, paper_figures in published(2).items():
+        yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {way}", paper_figures, 2)
+
     if config.do_sample:
-        tree = config.expansion.replace("k", HEADING[-1])
-        yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        ours: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
-                         for name, counts in found.items()}
-        compared = {"ours, sampled texts and guesses": ours, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
-        for title, by_set in compared.items():
-            ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
+        widest_tree = config.expansion.replace("k", HEADING[-1])
+        yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{widest_tree}>"
+        our_figures: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
+                                for name, counts in counts_by_set.items()}
+        figures_by_title = {"ours, sampled texts and guesses": our_figures,
+                            "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
+        for title, figures_by_set in figures_by_title.items():
+            ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in figures_by_set.items()}
             yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
-def rows(title: str, by_set: Figures, digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:
+def rows(title: str, figures_by_set: Figures, num_digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:
     """Yield the title, the heading, and one line of figures for each data set."""
     yield f"  {title}"
     lines = [heading]
-    for name, figures in by_set.items():
-        lines.append([name[-13:], *(f"{figure:.{digits}f}" for figure in figures)])
+    for name, figures in figures_by_set.items():
+        lines.append([name[-13:], *(f"{figure:.{num_digits}f}" for figure in figures)])
     for name, *cells in lines:
         yield f"    {name:<14}" + "".join(f"{cell:>8}" for cell in cells)
