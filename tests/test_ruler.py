@@ -24,11 +24,11 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "launch": 40_750,
     "eval": 48_467,
     "serve": 20_591,
-    "eval/dsi": 16_594,
+    "eval/dsi": 16_631,
     "eval/flowspec": 2_212,
     "eval/load": 2_587,
     "eval/plan": 16_924,
-    "eval/specinfer": 3_673,
+    "eval/specinfer": 3_679,
     "train": 18_605,
     "scripts": 5_396,
     "split_and_save_models": 608,
@@ -39,9 +39,9 @@ EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked"
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.33
-BLANK_SHARE = 0.109
-EMPTY_COUNT = 54
+COMPOUND_SHARE = 0.35
+BLANK_SHARE = 0.115
+EMPTY_COUNT = 0
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
