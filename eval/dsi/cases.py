@@ -85,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
     all_problems = [problem for outcome in all_outcomes for problem in outcome.problems]
 
     lines = [line(group, outcomes) for group, outcomes in outcomes_by_group.items()]
-    print("\n".join(map(one_line, [*lines, *all_problems, line("all", all_outcomes)])))
+    lines += [*all_problems, line("all", all_outcomes)]
+    print("\n".join(map(one_line, lines)))
     return 1 if all_problems else 0
 
 
@@ -293,7 +294,8 @@ def computed(case: Case, group: str) -> Results:
     inputs = case.get("inputs")
     if not isinstance(inputs, list):
         return _call(functions[0], case, "inputs")
-    all_results = (_call(functions[0], {**case, "inputs": case_inputs}, "inputs") for case_inputs in inputs)
+    single_cases = ({**case, "inputs": single_inputs} for single_inputs in inputs)
+    all_results = (_call(functions[0], single_case, "inputs") for single_case in single_cases)
     return {"expected": [results["expected"] for results in all_results]}
 
 

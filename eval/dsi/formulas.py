@@ -185,7 +185,8 @@ def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: A
     one more window where n is a multiple of k (original), else 0. The windows are summed one by one, each in closed
     form. As k T > w, only finitely many of them save anything.
     """
-    runs = np.array([target, window, acceptance, lookahead], dtype=float).reshape(4, -1)
+    arrays = np.array([target, window, acceptance, lookahead], dtype=float)
+    runs = arrays.reshape(4, -1)
     is_random = (runs[2] > 0) & (runs[2] < 1)
     is_sooner = runs[1] < runs[3] * runs[0]
 

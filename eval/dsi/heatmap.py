@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
 
     bests = heatmap_costs.best(config)
     write(folder / "heatmap.csv", heatmap_costs.table(config, bests), SPACE_REMEDY)
-    progress = ProgressBar(draw(config, bests, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
-    list(progress)
+    drawn_names = draw(config, bests, folder)
+    list(ProgressBar(drawn_names, desc="maps", total=len(NAMES), delay=1, leave=False))
 
     print("\n".join(heatmap_costs.summary(config, bests)))
     print(f"The maps are in {folder}, simulated by formulas.")
@@ -77,22 +77,26 @@ class Axes(NamedTuple):
 
     def fill(self, values: Array, colours: Sequence[Any], borders: Array) -> Any:
         """Fill every cell `[C, A]` with the colour of its band."""
-        band_norm, colour_map = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
-        return self.axes.pcolormesh(self.x_borders, self.y_borders, values.T, cmap=colour_map, norm=band_norm,
-                                    rasterized=True)
+        band_norm = BoundaryNorm(borders, len(colours), clip=True)
+        colour_map = ListedColormap(colours)
+        return self.axes.pcolormesh(self.x_borders, self.y_borders, values.T,
+                                    cmap=colour_map, norm=band_norm, rasterized=True)
 
     def hatch(self, mask: Array, hatching: Hatching, label: str) -> None:
         """Hatch the cells of a mask `[C, A]`, and add them to the legend with a label."""
         tone, hatch, hatch_colour = hatching
         if hatch and mask.any():
             # both ends of every cell
-            x, y = (np.repeat(borders, 2)[1:-1] for borders in (self.x_borders, self.y_borders))
+            x = np.repeat(self.x_borders, 2)[1:-1]
+            y = np.repeat(self.y_borders, 2)[1:-1]
             corner_mask = np.kron(mask.T, np.ones((2, 2)))
 
-            hatched_area = self.axes.contourf(x, y, corner_mask, [0.5, 1.5], colors="none", hatches=[hatch])
+            hatched_area = self.axes.contourf(x, y, corner_mask, [0.5, 1.5],
+                                              colors="none", hatches=[hatch])
             hatched_area.set(edgecolor=hatch_colour, linewidth=0)
 
-        patch_style: dict[str, Any] = {"facecolor": tone, "hatch": hatch, "edgecolor": hatch_colour, "linewidth": 0.5}
+        patch_style: dict[str, Any] = {
+            "facecolor": tone, "hatch": hatch, "edgecolor": hatch_colour, "linewidth": 0.5}
         self.legend_entries.append(Patch(label=textwrap.fill(label, LINE), **patch_style))
 
 
@@ -150,7 +154,8 @@ def bands(speed_map: Map, ratio: Array) -> Bands:
 
     banded_range = min(max_ratio, speed_map.max_band) - 1
     num_bands = max(math.ceil(round(banded_range / speed_map.band_width, 9)), 1)
-    borders = np.append(0, (1 + speed_map.band_width * np.arange(num_bands + 1)).round(9))
+    band_ends = 1 + speed_map.band_width * np.arange(num_bands + 1)
+    borders = np.append(0, band_ends.round(9))
 
     labels = [f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in borders]
     if max_ratio > borders[-1]:

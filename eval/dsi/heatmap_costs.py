@@ -94,7 +94,8 @@ def _rate(method: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
 def best(config: Heatmap) -> Bests:
     """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all."""
     drafters, acceptances, lookaheads = grid(config)
-    c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
+    c, a = drafters[:, None, None], acceptances[:, None]
+    k = np.array(lookaheads)
     grid_shape = len(drafters), len(acceptances), len(lookaheads)
 
     plain_cost = np.ones(grid_shape[:2])

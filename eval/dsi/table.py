@@ -142,7 +142,8 @@ def measured(config: TableConfig, pairs: Iterable[ModelPair]) -> Iterator[Row]:
     sampler, target = sampler_of(config), open_model(config.target, config)
     check_context(target, config)
     pass_times = passes(target.whole, sorted({1, *config.chosen_rows}), config)
-    growth = {size: pass_time.median / pass_times[1].median for size, pass_time in pass_times.items()}
+    single_time = pass_times[1].median
+    growth = {size: pass_time.median / single_time for size, pass_time in pass_times.items()}
 
     for draft, draft_pairs in groupby(pairs, attrgetter("draft")):
         drafter = open_model(draft, config, target)

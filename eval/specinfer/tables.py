@@ -95,7 +95,8 @@ def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
     tree_widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
     max_width = max(map(max, tree_widths))
     counts_by_kind: dict[str, list[Counts]] = {}
-    progress = ProgressBar(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
+    prompts = prompts_of(name, config, pair)
+    progress = ProgressBar(prompts, desc=name, leave=False, file=sys.stderr)
     for prompt_number, prompt in enumerate(progress):
         samplers = [Sampler()]
         if config.do_sample:
@@ -106,7 +107,8 @@ def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
             for kind, accepted_KN in along((prompt, text), pair, sampler, max_width).items():
                 accepted_K = accepted_KN[:MOST_CHILDREN, 1:].sum(1)
                 passes_K = np.array([passes(accepted_KN, widths) for widths in tree_widths])
-                counts_by_kind.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
+                text_counts = Counts(len(text) - 1, accepted_K, passes_K)
+                counts_by_kind.setdefault(kind, []).append(text_counts)
 
     totals = {kind: total(counts) for kind, counts in counts_by_kind.items()}
     if not all(counts.num_tokens for counts in totals.values()):
@@ -120,7 +122,8 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(prompt_and_text: PromptAndText, pair: Pair, sampler: Sampler, max_width: int) -> dict[str, Array]:
+def along(prompt_and_text: PromptAndText, pair: Pair, sampler: Sampler,
+          max_width: int) -> dict[str, Array]:
     """Return, for each kind that applies to this sampler, the acceptance probabilities of a text's tokens, `[K, N]`."""
     target_NV, draft_NV = (model.logits(*prompt_and_text) for model in pair)
     text = prompt_and_text[1]
@@ -152,16 +155,19 @@ def report(counts_by_set: CountsBySet, kinds: Sequence[str], config: TablesConfi
     if config.do_sample:
         widest_tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{widest_tree}>"
-        our_figures: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
-                                for name, counts in counts_by_set.items()}
+        our_figures: Figures = {
+            name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
+            for name, counts in counts_by_set.items()}
         figures_by_title = {"ours, sampled texts and guesses": our_figures,
                             "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
         for title, figures_by_set in figures_by_title.items():
-            ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in figures_by_set.items()}
+            ratios = {name: (naive, multi, multi / naive)
+                      for name, (naive, multi) in figures_by_set.items()}
             yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
-def rows(title: str, figures_by_set: Figures, num_digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:
+def rows(title: str, figures_by_set: Figures, num_digits: int,
+         heading: Sequence[str] = HEADING) -> Iterator[str]:
     """Yield the title, the heading, and one line of figures for each data set."""
     yield f"  {title}"
     lines = [heading]
