@@ -119,7 +119,7 @@ def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_
     chance = (1 - acceptance) * float(acceptance) ** num_accepted
     chance[-1] = float(acceptance) ** max_run
     num_windows = num_accepted // lookahead + 1
-    num_awaited = 1 if num_servers else num_windows + 1
+    num_awaited = 1 if num_servers else num_windows + 1  # verifications that the run waits for
     run_cost = num_windows * lookahead * times.drafter + times.target * num_awaited
 
     # mean remaining cost, by the number of settled tokens
