@@ -25,6 +25,7 @@ OLD_NAMES = {
     "opt_threshold": ("policy", "write policy=opt:NUMBER"),
     "tp_shares": ("tp", "write tp=SPEED,SPEED"),
     "run_pipeinfer": ("lookahead", "write lookahead=NUMBER"),
+    "processes": ("link", "write link=threads for threads of one process"),
     "prune": ("ablate", "it is on, and ablate=prune turns it off"),
 }
 

@@ -147,10 +147,9 @@ class RunConfig(Checked):
     reuse: bool = key(False, "skip the beginning that a prompt shares with a text that the ranks hold")
     threads_per_rank: int = key(0, "threads for arithmetic in each rank; 0: the cores are divided among the ranks",
         Range(1, 1024, {0: "a share of the cores"}))
-    processes: bool = key(True, "a process per rank; false: all ranks are threads of one process (for a debugger)")
     timeout: float = key(10.0, "seconds after which a silent rank counts as dead", forms.WAITING_SECONDS)
-    link: str = key("sockets", "between processes: sockets, or torch (torch.distributed: gloo, nccl with a GPU each)",
-        Choices(("sockets", "torch")))
+    link: str = key("sockets", "between ranks: sockets; torch (torch.distributed: gloo, nccl); threads, in one process",
+        Choices(("sockets", "torch", "threads")))
     recover: str = key("60", "seconds for a lost rank to be restarted and come back; false: end all ranks with it",
         forms.RECOVER)
     master: str = key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
@@ -409,8 +408,8 @@ def _problems_of_groups(c: RunConfig) -> Iterator[str]:
         yield "link=torch cannot regain a lost rank: add recover=false, or leave link out"
     if c.keys:
         yield f"keys={c.keys} cannot encrypt what link=torch sends: leave one of the two out"
-    if c.virtual or not c.processes:
-        yield "link=torch connects processes, and all ranks are in one here: leave link out"
+    if c.virtual:
+        yield "link=torch connects processes, and with time=virtual all ranks are in one: leave link out"
 
 
 def _problems_of_small_models(c: RunConfig) -> Iterator[str]:

@@ -42,7 +42,7 @@ UNPLANNED_WORDS = tuple(f"verify={rule}" for rule in DRAWN)  # keys of a few met
 # Keys on which no choice depends: the requests, the outputs and the waiting times.
 IGNORED_KEYS = frozenset({
     "prompt", "prompt_ids", "question_file", "questions", "seed", "verify", "max_new_tokens",
-    "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
+    "ignore_eos", "stop", "max_requests", "reuse", "link", "timeout", "wait", "master", "hosts", "time", "trace",
     "output", "debug", "answers"})
 PLAN_INPUT_KEYS = {key.name for key in fields(RunConfig)}.difference(IGNORED_KEYS, CHOICE_KEYS)
 RECORD_KEYS = {"questions": "1", "max_new_tokens": "32"}  # questions of each data set, and tokens of an answer

@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
     @property
     def forks(self) -> bool:
         """Whether each rank of this machine is a process of its own."""
-        return self.config.processes and not self.config.virtual
+        return self.config.link != "threads" and not self.config.virtual
 
     def spec(self, rank: int) -> RankSpec:
         """Return the specification of a rank; raises ValueError if its part is missing."""
@@ -166,7 +166,7 @@ def check_ids(source_name: str, token_ids: Sequence[int], vocab_size: int) -> No
 def _check_memory(prepared: Prepared) -> None:
     """Raise ValueError for ranks that do not fit; a launcher leaves CUDA to its ranks, as a query takes its memory."""
     config, environment_number = prepared.config, os.environ.get("RANK")
-    is_launcher = environment_number is None and config.processes
+    is_launcher = environment_number is None and config.link != "threads"
     specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
     checked_specs = [spec for spec in specs if environment_number in (None, str(spec.part.rank))]
     if is_launcher:

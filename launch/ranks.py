@@ -327,7 +327,7 @@ def _begin_groups() -> None:
     """Prepare to join a process group; raises ValueError if this program is in one already."""
     if dist.is_initialized():
         raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
-                         "pipeline with processes=False")
+                         "pipeline with link='threads'")
     # torch names groups by a counter, which a failed attempt to join has raised. All other ranks count from 0.
     dist.distributed_c10d._group_count = 0
 

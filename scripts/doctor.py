@@ -46,7 +46,7 @@ REDUCE_SECONDS = 60  # seconds for two processes to start and connect
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
 INSTALL = ("start bash run_pipe.sh, which installs requirements.txt, or install requirements_jetson.txt on a Jetson "
            "board (docs/jetson.md)")
-RUN_KEYS = {"processes": "false", "pipeline_type": "serial", "temperature": "0", "max_new_tokens": "128",
+RUN_KEYS = {"link": "threads", "pipeline_type": "serial", "temperature": "0", "max_new_tokens": "128",
             "ignore_eos": "true"}  # for the text by which a head is judged
 CUDA_SIZE = "several more with CUDA's libraries"
 TMPDIR_REMEDY = "name a folder with room: export TMPDIR=FOLDER"

@@ -120,7 +120,7 @@ def models(folder: Path) -> Path:
 
 def here(*words: str) -> int:
     """A command with all ranks as threads of this process; its exit code."""
-    return run(generate.GENERATE, ["processes=false", "dtype=float64", *words])
+    return run(generate.GENERATE, ["link=threads", "dtype=float64", *words])
 
 
 def wait_until(happened: Callable[[], Any], seconds: float) -> bool:

@@ -40,7 +40,7 @@ def live(*words: str) -> ContextManager[Live]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     """A server in one process, which makes two answers at once."""
-    with live("processes=false", "max_requests=2") as started:
+    with live("link=threads", "max_requests=2") as started:
         yield started
 
 

@@ -21,7 +21,7 @@ ASKED = [("the first question", {}),
 @pytest.fixture(scope="module")
 def options(saved):
     return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
-            "max_new_tokens": 12, "threads_per_rank": 1, "processes": False, "max_requests": 2}
+            "max_new_tokens": 12, "threads_per_rank": 1, "link": "threads", "max_requests": 2}
 
 
 @pytest.fixture(scope="module")

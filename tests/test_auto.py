@@ -153,10 +153,10 @@ def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(aske
 
 
 def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys):
-    with Pipeline.open("toy", pipeline_type="auto", processes=False, stages="0+8") as pipeline:
+    with Pipeline.open("toy", pipeline_type="auto", link="threads", stages="0+8") as pipeline:
         assert (pipeline.config.pipeline_type, pipeline.config.draft) == ("serial", "suffix")
         text = pipeline.generate("What does a baker do?", max_new_tokens=9)
-    words = ["pipeline_type=auto", "processes=false", "stages=0+8", "prompt=What does a baker do?", "max_new_tokens=9"]
+    words = ["pipeline_type=auto", "link=threads", "stages=0+8", "prompt=What does a baker do?", "max_new_tokens=9"]
     assert run(generate.GENERATE, words) == 0
     assert text.text.strip() in capsys.readouterr().out
     assert "pipeline_type=serial" in settled(["pipeline_type=auto", "port=0"], ServeConfig)
@@ -326,6 +326,6 @@ def test_a_candidate_that_does_not_run_here_is_left_out():
     other = Candidate("serial", "suffix", ((1,), (2,)),
                       (9, 9), (("init_depth", "3"),))  # more layers than there are
     absent = Candidate("serial", "model", *whole, (("init_depth", "3"),))  # of the same split; there is no such draft
-    found = check(here(config_of("processes=false")), book(), [plain, other, absent, serial])
+    found = check(here(config_of("link=threads")), book(), [plain, other, absent, serial])
     assert [one.candidate for one in found] == [plain, serial]
     assert all(one.speed > 0 for one in found)

@@ -43,7 +43,7 @@ def run(saved, tmp_path, monkeypatch):
         given = {word.partition("=")[0] for word in more}
         usual = ("methods=naive,ar", "sets=mt_bench,chatbot", "temperatures=0,1", "seed=5", "max_new_tokens=6")
         whole = () if "base_dir" in given else (f"model_dir={saved / '0+2+2'}",)
-        fixed = (*whole, f"data={data}", "template=none", "processes=false",
+        fixed = (*whole, f"data={data}", "template=none", "link=threads",
                  "dtype=float64", "ignore_eos=true", "init_total_token=8", "width=3")
         return evaluate("emulated", [f"results={tmp_path / results}", *fixed, *more,
                                      *(word for word in usual if word.partition("=")[0] not in given)])
@@ -197,7 +197,7 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
     options = {"model_dir": str(saved / "0+2+2"), "template": "none", "max_new_tokens": 6, "ignore_eos": True,
-               "seed": 3, "processes": False, "dtype": "float64"}
+               "seed": 3, "link": "threads", "dtype": "float64"}
     tiny, config = TINY, EvalConfig.of(methods="naive", sets="a", temperatures=f"{temperature}", **options)
     text, question = Text(saved / "base"), Question(1, "", ("hello",))
     prompt, sampler = text.prompt_ids(["hello"], "none"), Sampler(temperature, seed=3)
@@ -265,7 +265,7 @@ def test_a_head_that_does_not_fit_is_reported_by_its_folder(run, saved, tmp_path
 
 
 def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(saved):
-    options = {"model_dir": saved / "0+2+2", "template": "none", "processes": False, "dtype": "float64"}
+    options = {"model_dir": saved / "0+2+2", "template": "none", "link": "threads", "dtype": "float64"}
     with Pipeline.open("toy", **options) as pipeline:
         usual, naive = pipeline.decoder, pipeline.decoder_for(replace(pipeline.config, pipeline_type="naive"))
         other = pipeline.decoder_for(pipeline.config, head=str(saved / "head"))

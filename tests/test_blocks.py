@@ -88,7 +88,7 @@ def test_all_methods_and_stages_write_one_text_with_the_weights_of_a_file(words,
     folder = unpack(file, tmp_path / "described", progress=False)
 
     def text(method, stages, *others):
-        asked = ("template=none", "kernel=native", "processes=false",
+        asked = ("template=none", "kernel=native", "link=threads",
                  "draft=suffix", "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}",
                  f"stages={stages}", f"model_dir={tmp_path / stages}", f"output={output}", *words, *others)
         assert run(generate.GENERATE, asked) == 0

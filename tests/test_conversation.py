@@ -90,7 +90,7 @@ def test_the_question_of_a_pipe_is_answered(offered, saved, capsys):
 
 @pytest.fixture(scope="module")
 def pipeline(saved):
-    with Pipeline.open(model_dir=str(saved / "0+2+2"), processes=False, dtype="float64", template="none",
+    with Pipeline.open(model_dir=str(saved / "0+2+2"), link="threads", dtype="float64", template="none",
                        max_new_tokens=6, ignore_eos=True) as opened:
         yield opened
 

@@ -20,7 +20,7 @@ COMMANDS = [*OF_STRATEGY, *OF_DRAFT]
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
 LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
              "run_server.sh": "serve"}
-SHORTER = {"run_pipe.sh": ["processes=false"]}
+SHORTER = {"run_pipe.sh": ["link=threads"]}
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 END = "-- end --\n"
 PROGRAM = """
@@ -28,7 +28,7 @@ import json, runpy, sys, threading, time
 
 def serve(*words):
     from scripts.serve import build
-    engine, _ = build([*words, "processes=false"])
+    engine, _ = build([*words, "link=threads"])
     thread = threading.Thread(target=engine.run, daemon=True)
     thread.start()
     while engine.health.status == "loading":

@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_answer(saved, tmp_
     assert f"choose another {key}=" in sentence(shown.err) and shown.out == ""
 
 
-@pytest.mark.parametrize("words", [["processes=false"], []], ids=["threads", "processes"])
+@pytest.mark.parametrize("words", [["link=threads"], []], ids=["threads", "processes"])
 def test_damaged_weights_of_rank_0_end_all_ranks(own, tmp_path, words):
     weights = own / "stage_0" / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -195,7 +195,7 @@ def test_a_trace_forgets_only_its_own_files(saved, tmp_path):
 
 
 def test_a_closed_stdout_is_no_traceback(saved):
-    words = ["-m", "scripts.generate", f"model_dir={saved / '0+2+2'}", "processes=false", *FEW]
+    words = ["-m", "scripts.generate", f"model_dir={saved / '0+2+2'}", "link=threads", *FEW]
     ended = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words],
                            cwd=ROOT, text=True,
                            capture_output=True)
@@ -254,7 +254,7 @@ def test_ctrl_c_and_a_polite_kill_end_all_ranks_in_one_line(saved, tmp_path, num
 
 
 def test_a_reader_who_has_had_enough_ends_the_run_in_one_line(saved):
-    words = [f"model_dir={saved / FIVE}", *ENDLESS, "processes=false"]
+    words = [f"model_dir={saved / FIVE}", *ENDLESS, "link=threads"]
     with subprocess.Popen([sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.read(20)

@@ -255,7 +255,7 @@ def test_the_parts_hold_every_tensor_once_and_a_tied_head_twice(saved):
 
 def generated(tmp_path, *words):
     asked = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "ignore_eos=true", "dtype=float32",
-             "processes=false", "threads_per_rank=1", "max_length=150", f"output={tmp_path / 'out.json'}")
+             "link=threads", "threads_per_rank=1", "max_length=150", f"output={tmp_path / 'out.json'}")
     assert run(generate.GENERATE, [*asked, *words]) == 0
     return json.loads((tmp_path / "out.json").read_text())
 

@@ -95,7 +95,7 @@ def test_more_tokens_than_the_model_has_positions_are_reported(tmp_path, capsys,
 def test_logits_that_are_not_finite_end_the_run_with_a_sentence(overflowing, capsys, model, dtype, cause, words):
     if dtype == "float16" and not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
         pytest.skip("this torch has no half precision on the CPU")
-    asked = ["processes=false", f"dtype={dtype}", f"model_dir={overflowing / f'{model}-split'}", *ASK, *words]
+    asked = ["link=threads", f"dtype={dtype}", f"model_dir={overflowing / f'{model}-split'}", *ASK, *words]
     assert run(generate.GENERATE, asked) == 2
     assert f"flowspec: the model's logits are not finite (NaN or infinity); {cause}" in capsys.readouterr().err
 

@@ -97,7 +97,7 @@ def typed(endpoint, models: Path, *words: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_preset_downloads_model_and_head_and_goes_on_after_an_interruption(endpoint, tmp_path):
-    words, models = ("processes=false", "template=vicuna", "max_new_tokens=4"), tmp_path / "models"
+    words, models = ("link=threads", "template=vicuna", "max_new_tokens=4"), tmp_path / "models"
     first = typed(endpoint, models, *words)
     assert first.returncode == 2, first.stderr
     assert f"fetching {MODEL}, 0.0" in first.stderr and "give the same command again" in first.stderr

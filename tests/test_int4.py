@@ -248,7 +248,7 @@ def test_every_method_writes_one_text_by_the_kernel(form, words, methods, toy, t
     output = tmp_path / "answer.json"
 
     def text(method):
-        asked = (f"model_dir={toy / form}", "processes=false", "dtype=float32", "draft=suffix", "prompt=Tell a story.",
+        asked = (f"model_dir={toy / form}", "link=threads", "dtype=float32", "draft=suffix", "prompt=Tell a story.",
                  "ignore_eos=true", "max_new_tokens=24", f"pipeline_type={method}", f"output={output}")
         assert run(generate.GENERATE, (*asked, *words)) == 0
         return json.loads(output.read_text())["token_ids"]

@@ -197,7 +197,7 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
     (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""})
                                                    for each in QUESTIONS))
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
-    fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "processes=false", "dtype=float64",
+    fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "link=threads", "dtype=float64",
              "ignore_eos=true", "init_total_token=8", "width=3", "methods=naive,ar", "sets=talk", "temperatures=1",
              "seed=5", "max_new_tokens=6", "profile=jetson-7b", "time=virtual")
     texts = []

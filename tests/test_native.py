@@ -261,7 +261,7 @@ def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
     output = tmp_path / "answer.json"
 
     def text(method):
-        asked = ("toy", "kernel=native", "processes=false", "draft=eagle+suffix", "max_new_tokens=20",
+        asked = ("toy", "kernel=native", "link=threads", "draft=eagle+suffix", "max_new_tokens=20",
                  "ignore_eos=true", f"pipeline_type={method}", f"output={output}", *words)
         assert run(generate.GENERATE, asked) == 0
         return json.loads(output.read_text())["token_ids"]
@@ -471,7 +471,7 @@ def test_a_compiler_that_fails_is_reported(cache, tmp_path, monkeypatch, script,
 
 def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, capsys):
     monkeypatch.setenv("CC", "no-such-compiler")
-    asked = ("toy", "processes=false", "max_new_tokens=2", "pipeline_type=ar")
+    asked = ("toy", "link=threads", "max_new_tokens=2", "pipeline_type=ar")
     assert run(generate.GENERATE, (*asked, "kernel=auto")) == 0
     assert ("kernel=torch, since there is no C compiler" in capsys.readouterr().err) == levels()[0].is_faster
     assert run(generate.GENERATE, (*asked, "kernel=native")) == 2

@@ -33,11 +33,11 @@ def options(saved):
 
 @pytest.fixture
 def pipeline(request, options):
-    with Pipeline.open(**options, processes=getattr(request, "param", False)) as opened:
+    with Pipeline.open(**options, link=getattr(request, "param", "threads")) as opened:
         yield opened
 
 
-@pytest.mark.parametrize("pipeline", [False, True], indirect=True, ids=["threads", "processes"])
+@pytest.mark.parametrize("pipeline", ["threads", "sockets"], indirect=True)
 def test_an_answer_can_be_taken_whole_or_piece_by_piece_and_given_up(pipeline):
     whole = pipeline.generate("the first question")
     assert len(whole.answer.token_ids) == NEW and whole.answer.finish_reason == "length"
@@ -69,7 +69,7 @@ def test_each_request_has_its_own_options(pipeline):
 
 def test_a_list_of_prompts_has_the_answers_of_each_alone_in_its_order(options, capsys):
     prompts = ["the first question", "another", "tell"]
-    with Pipeline.open(**options, processes=False, max_requests=2) as pipeline:
+    with Pipeline.open(**options, link="threads", max_requests=2) as pipeline:
         alone = [pipeline.generate(prompt, temperature=1.0).text for prompt in prompts]
         capsys.readouterr()
         assert [answer.text for answer in pipeline.generate(prompts, temperature=1.0)] == alone
@@ -108,11 +108,11 @@ def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):
     assert stopped.text == text[:text.index(stop)]
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_the_program_around_it_keeps_its_settings(options, processes):
+@pytest.mark.parametrize("link", ["threads", "sockets"])
+def test_the_program_around_it_keeps_its_settings(options, link):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     environment, threads, gradients = dict(os.environ), torch.get_num_threads(), torch.is_grad_enabled()
-    with Pipeline.open(**options, processes=processes) as pipeline:
+    with Pipeline.open(**options, link=link) as pipeline:
         pipeline.generate(PROMPT)
     assert (torch.is_grad_enabled(), torch.get_num_threads()) == (gradients, threads)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
@@ -151,7 +151,7 @@ CLOSED = [{"pipeline_type": "streaming"}, {"pipeline_type": "dsi"}, {"pipeline_t
 def test_an_answer_that_is_read_or_closed_after_the_pipeline_ends_at_once(pipeline_of, start):
     def leave_in_the_middle() -> None:
         answers = []
-        with pytest.raises(ZeroDivisionError), pipeline_of({**start, "processes": False}) as pipeline:
+        with pytest.raises(ZeroDivisionError), pipeline_of({**start, "link": "threads"}) as pipeline:
             answers += [pipeline.stream(PROMPT), pipeline.submit(PROMPT), pipeline.submit(PROMPT)]
             answers += [pipeline.submit(PROMPT), pipeline.stream(PROMPT)]
             next(answers[0])
@@ -181,7 +181,7 @@ def test_an_error_in_the_middle_of_a_shared_layer_ends_the_members(pipeline_of, 
 
     def close_after_the_error() -> None:
         before = threading.active_count()
-        start = {"pipeline_type": name, "tp": 2, "processes": False}
+        start = {"pipeline_type": name, "tp": 2, "link": "threads"}
         with pytest.raises(type(error)), pipeline_of(start) as pipeline:
             monkeypatch.setattr(ThreadGroup, operation, fails_once)
             pipeline.generate(PROMPT)
@@ -199,8 +199,8 @@ def worker_of(rank: int) -> int:
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),
            (PROMPT, {"max_new_tokens": 3}), ("tell", {"stop": "e"}),
            ("the first", {"seed": 7, "temperature": 0.7})]
-STARTS = [{"processes": True}, {"processes": False, "pipeline_type": "streaming"}, {"processes": False, "tp": 2},
-          {"processes": False, "pipeline_type": "dsi"}]
+STARTS = [{"link": "sockets"}, {"link": "threads", "pipeline_type": "streaming"}, {"link": "threads", "tp": 2},
+          {"link": "threads", "pipeline_type": "dsi"}]
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
@@ -239,7 +239,7 @@ def pipeline_of(options, tmp_path):
 def test_an_answer_leaves_nothing_to_the_garbage_collector(options):
     """Else what it held stays until many more have been answered, and a server seems to grow."""
     methods = [name for name, method in METHODS.items() if method.target == "ring" and method.draft != "ssm"]
-    with Pipeline.open(**options, processes=False) as opened:
+    with Pipeline.open(**options, link="threads") as opened:
         decoders = [opened.decoder_for(replace(opened.config, pipeline_type=method)) for method in methods]
         try:
             for flags in (0, gc.DEBUG_SAVEALL):  # what only the first answer needs is no matter

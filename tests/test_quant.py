@@ -137,7 +137,7 @@ def test_another_kind_is_another_split(saved, tmp_path):
 
 
 def text(folder, tmp_path, *words):
-    words = (f"model_dir={folder}", "processes=false", IDS, "ignore_eos=true", "max_new_tokens=20", "seed=3",
+    words = (f"model_dir={folder}", "link=threads", IDS, "ignore_eos=true", "max_new_tokens=20", "seed=3",
              "init_total_token=12", "width=3", "init_depth=3", f"output={tmp_path / 'answer.json'}", *words)
     assert run(generate.GENERATE, words) == 0
     return json.loads((tmp_path / "answer.json").read_text())["token_ids"]

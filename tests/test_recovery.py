@@ -357,7 +357,7 @@ def test_without_recovery_all_end_as_before(saved):
 
 
 def test_losses_without_an_end_are_given_up(saved):
-    with opened(saved, processes=False) as pipeline:
+    with opened(saved, link="threads") as pipeline:
         pipeline.ring.recover = lambda loss: None
 
         def lose():

@@ -40,7 +40,7 @@ SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
 
 @pytest.fixture(scope="module")
 def server():
-    with live("processes=false", "max_requests=2", "queue=2", "body_mb=0.1") as started:
+    with live("link=threads", "max_requests=2", "queue=2", "body_mb=0.1") as started:
         yield started
 
 
@@ -49,7 +49,7 @@ def text(tmp_path_factory):
     """What `run_pipe.sh` answers with the options of SAMPLED."""
     output = tmp_path_factory.mktemp("pipe") / "answer.json"
     words = [f"prompt={QUESTION}", "temperature=0.8", "seed=5", "max_new_tokens=40", "threads_per_rank=1"]
-    assert run(GENERATE, ["processes=false", *words, f"output={output}"]) == 0
+    assert run(GENERATE, ["link=threads", *words, f"output={output}"]) == 0
     return json.loads(output.read_text())["text"]
 
 
@@ -126,7 +126,7 @@ def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(saved
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
     split(tmp_path / "base", tmp_path / "0+2+2", "0+2+2", saved / "head", progress=False)
     talk = [{"role": "user", "content": "hi"}, {"role": "tool", "content": "sun"}]
-    with live("processes=false", f"model_dir={tmp_path / '0+2+2'}", "template=own", "ignore_eos=true") as started:
+    with live("link=threads", f"model_dir={tmp_path / '0+2+2'}", "template=own", "ignore_eos=true") as started:
         ids = [started.post("/tokenize", messages=talk, **fields).json()["tokens"] for fields in (
             {}, {"chat_template_kwargs": {"brief": False}}, {"chat_template_kwargs": {"brief": True}})]
         text = started.engine.call(lambda pipeline: pipeline.text.decode(ids[2])).result(60)
@@ -143,7 +143,7 @@ def test_a_tokenizer_whose_pattern_fails_on_a_text_refuses_that_request_and_answ
     costly = {"type": "Replace", "pattern": {"Regex": "(a+)+$|(x+x+)+y"}, "content": "b"}
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": costly}))
     split(tmp_path / "base", tmp_path / "0+2+2", "0+2+2", saved / "head", progress=False)
-    with live("processes=false", f"model_dir={tmp_path / '0+2+2'}", "ignore_eos=true") as started:
+    with live("link=threads", f"model_dir={tmp_path / '0+2+2'}", "ignore_eos=true") as started:
         for _ in range(2):
             wrong = started.post("/v1/completions", prompt="a" * 40 + "!", max_tokens=4)
             assert wrong.status_code == 400 and "retry-limit-in-match over" in wrong.json()["error"]["message"]
@@ -157,7 +157,7 @@ def test_penalties_and_biases_are_those_of_run_pipe(server, tmp_path):
     output = tmp_path / "answer.json"
     keys = [f"{name}={value}" for name, value in {**fields, "max_new_tokens": 30}.items() if name != "max_tokens"]
     words = [f"prompt={QUESTION}", "logit_bias=300:-100,301:2.5", "threads_per_rank=1", f"output={output}"]
-    assert run(GENERATE, ["processes=false", *keys, *words]) == 0
+    assert run(GENERATE, ["link=threads", *keys, *words]) == 0
     got = server.chat(**fields, logit_bias={"300": -100, "301": 2.5})
     assert got.json()["choices"][0]["message"]["content"] == json.loads(output.read_text())["text"]
     unknown = server.chat(logit_bias={"99999999": 1})
@@ -453,7 +453,7 @@ def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_
 
 
 def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
-    with live("processes=false", "api_key=sécret", "cors=http://a.example") as started:
+    with live("link=threads", "api_key=sécret", "cors=http://a.example") as started:
         assert started.client.get("/v1/models").status_code == 401
         key = {"Authorization": "Bearer sécret".encode()}
         wrong = {"Authorization": "Bearer secret"}
@@ -509,7 +509,7 @@ def test_the_command_serves_until_it_is_asked_to_end(tmp_path):
 
 def test_who_is_still_answered_when_the_server_ends_learns_it(monkeypatch):
     monkeypatch.setattr("serve.running.LEAVE_SECONDS", 0.1)
-    engine, listener = build(["port=0", "threads_per_rank=1", "processes=false", "max_requests=1"])
+    engine, listener = build(["port=0", "threads_per_rank=1", "link=threads", "max_requests=1"])
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 2, "max_tokens": 1900,
             "logit_bias": {"2": -100}}  # the toy's </s>: no text ends by itself
     got = []

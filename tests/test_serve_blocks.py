@@ -144,7 +144,7 @@ def test_what_is_wrong_is_refused_in_the_form_of_the_protocol(server, path, fiel
 
 
 def test_a_key_comes_in_either_header_and_errors_have_the_form_of_the_path():
-    with live("processes=false", "api_key=a-key") as started:
+    with live("link=threads", "api_key=a-key") as started:
         for path in ("/v1/messages", "/v1/messages/no_such", "/v1/chat/completions"):
             stranger = started.client.post(path, content="{}", headers={"Origin": "http://evil.example"})
             assert stranger.json()["error"]["type"] == STRANGERS[path.startswith("/v1/messages")]

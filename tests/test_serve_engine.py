@@ -69,7 +69,7 @@ def running(opened, limits):
 @pytest.fixture(scope="module")
 def engine(words):
     def opened():
-        return Pipeline.open(**words, processes=False, max_requests=2)
+        return Pipeline.open(**words, link="threads", max_requests=2)
 
     with running(opened, ServerLimits(max_running=2, max_waiting=3, max_wait_seconds=60)) as started:
         yield started
@@ -138,7 +138,7 @@ def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(
     slow, quick, plain = Heard(), Heard(), Heard()
     slow.job.choice = slow.job.choice._replace(guide=Guide("regex", "slow"))
     quick.job.choice = quick.job.choice._replace(guide=Guide("regex", "quick"))
-    with running(lambda: Pipeline.open(**words, processes=False, max_requests=2), ServerLimits(2, 3, 60)) as engine:
+    with running(lambda: Pipeline.open(**words, link="threads", max_requests=2), ServerLimits(2, 3, 60)) as engine:
         asked(engine, slow, quick, plain)
         assert isinstance(quick.all()[-1], Ended) and isinstance(plain.all()[-1], Ended)
         [thread] = [thread for thread in threading.enumerate() if thread.name == "grammar"]
@@ -198,7 +198,7 @@ def test_no_garbage_is_looked_for_while_a_body_is_read():
 
 def test_nobody_waits_longer_than_the_server_allows(words):
     def opened():
-        return Pipeline.open(**words, processes=False)
+        return Pipeline.open(**words, link="threads")
 
     with running(opened, ServerLimits(max_running=1, max_waiting=3, max_wait_seconds=0.2)) as engine:
         first, second = asked(engine, Heard(**LONG), Heard())
@@ -231,7 +231,7 @@ class Breaking:
 
 
 def breaking(words):
-    return lambda: Breaking(Pipeline.open(**words, processes=False))
+    return lambda: Breaking(Pipeline.open(**words, link="threads"))
 
 
 def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(words, monkeypatch):
@@ -284,7 +284,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
         error = left.pop()
         if error:
             raise error
-        return Breaking(Pipeline.open(**words, processes=False))
+        return Breaking(Pipeline.open(**words, link="threads"))
 
     with running(opened, ServerLimits(1, 4, 60)) as engine:
         Breaking.losses = ["rank 1 was lost"]
@@ -376,7 +376,7 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stage, "apply", slow)
-        with running(lambda: Pipeline.open(**words, processes=False, timeout=1),
+        with running(lambda: Pipeline.open(**words, link="threads", timeout=1),
                      ServerLimits(1, 4, 60)) as engine:
             for requests in range(2):  # at rest, and with a request under way
                 found = asked(engine, *(Heard(**LONG) for _ in range(requests)))

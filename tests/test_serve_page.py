@@ -30,7 +30,7 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 
 @pytest.fixture(scope="module")
 def server():
-    with live("processes=false", "ablate=thrift") as started:  # where all is slow it would not guess
+    with live("link=threads", "ablate=thrift") as started:  # where all is slow it would not guess
         yield started
 
 
@@ -129,7 +129,7 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
 
 
 def test_a_snapshot_shows_the_likeliest_live_guesses_with_their_text_and_whether_they_were_sent():
-    options = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": 24, "processes": False}
+    options = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": 24, "link": "threads"}
     with Pipeline.open("toy", **options) as pipeline:
         generation, guesses = pipeline.submit(QUESTION), []
         for _ in generation:
@@ -322,7 +322,7 @@ def test_markdown_is_shown_without_a_models_own_markup_and_code_can_be_copied(se
 
 
 def test_a_key_is_asked_for_in_place(window):
-    with live("processes=false", "api_key=secret") as locked:
+    with live("link=threads", "api_key=secret") as locked:
         page = visit(window, locked.url, "phone")
         assert wait_until(lambda: page.run("return Boolean(at('unlock'))"), 60)
         assert page.accessible("#unlock_key")[1] == "This server asks for its key:"

@@ -29,7 +29,7 @@ ASKED = {"model": "toy", "messages": MESSAGES, "temperature": 1, "seed": 7, "too
 
 def served(folder, template):
     (folder / "tools.jinja").write_text(template)
-    return live("processes=false", "max_requests=2", "draft=suffix", f"template={folder / 'tools.jinja'}")
+    return live("link=threads", "max_requests=2", "draft=suffix", f"template={folder / 'tools.jinja'}")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ LLM = str(TOY / "llama")
 SSM = str(TOY / "draft_a")
 OTHER = str(TOY / "draft_b")
 PROMPTS = ["def add(a, b):", "The baker"]
-QUICK = ("processes=false", "dtype=float64")
+QUICK = ("link=threads", "dtype=float64")
 LINES = re.compile(r"\[Profile\] guid\((\d+)\) llm_decoding_steps\((\d+)\) latency\((\d+\.\d{3})\)"
                    r"(?: ttft\((\d+\.\d{3})\))?\ntoken IDs: ([\d,]+)\n")
 # What stands in SpecInfer's documentation and sources, early and late.
@@ -241,7 +241,7 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
     guessed, guessed2, plain, plain2 = LINES.findall(written)
     texts = LINES.split(written)[6::6]
     with Pipeline.open("toy", base_dir=LLM, stages=2, pipeline_type="ar", max_length=40, max_new_tokens=40,
-                       template="none", processes=False, dtype="float64") as pipeline:
+                       template="none", link="threads", dtype="float64") as pipeline:
         assert pipeline.text
         for number, prompt in enumerate(PROMPTS):
             ids = pipeline.text.prompt_ids([prompt], "none")

@@ -71,7 +71,6 @@ def test_a_rank_that_is_lost_while_groups_are_created_ends_rank_0_with_its_name(
 @pytest.mark.parametrize(("keys", "sentence"), [
     ({}, "link=torch cannot regain a lost rank: add recover=false, or leave link out"),
     ({"recover": "false", "keys": "there"}, "keys=there cannot encrypt what link=torch sends: leave one of the two"),
-    ({"recover": "false", "processes": False}, "link=torch connects processes, and all ranks are in one here"),
     ({"recover": "false", "profile": "lan-1g", "time": "virtual"}, "link=torch connects processes"),
 ])
 def test_what_process_groups_cannot_do_is_refused(keys, sentence):

@@ -192,7 +192,7 @@ def test_every_method_writes_in_virtual_time_what_is_written_in_real_time_and_ta
     started = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in started if name.startswith(("rank", "emulated"))]
     assert first == again
-    real = answers_of("ar", temperature, processes=False)
+    real = answers_of("ar", temperature, link="threads")
     assert [ids for ids, _ in first] == [ids for ids, _ in real]
 
 
@@ -242,7 +242,7 @@ def test_only_what_the_text_reaches_is_computed_and_all_methods_share_it():
 def test_logprobs_are_the_same_in_virtual_time():
     found = []
     for options in ({}, {"time": "virtual", "profile": "jetson-7b"}):
-        with Pipeline.open("toy", dtype="float64", max_new_tokens=6, processes=False, **options) as pipeline:
+        with Pipeline.open("toy", dtype="float64", max_new_tokens=6, link="threads", **options) as pipeline:
             answer = pipeline.generate(QUESTION, logprobs=2, prompt_logprobs=True).answer
             lists = answer.logprobs, answer.prompt_logprobs
             found.append([[one and (one.token, round(one.logprob, 9)) for one in each]

@@ -35,7 +35,7 @@ def start(tmp_path, own):
 def text_of(words, saved, tmp_path) -> list[int]:
     """The tokens of a run on this machine alone."""
     output = tmp_path / "alone.json"
-    alone_words = [f"model_dir={saved / '0+2+2'}", *words, f"output={output}", "processes=false"]
+    alone_words = [f"model_dir={saved / '0+2+2'}", *words, f"output={output}", "link=threads"]
     assert run(generate.GENERATE, alone_words) == 0
     return token_ids(output)
 

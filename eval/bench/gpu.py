@@ -113,7 +113,7 @@ def text_differences(options: GpuOptions) -> Lines:
 
 def open_toy(options: GpuOptions, **keys: str) -> Pipeline:
     """Open the bundled model on the device, with all ranks in this process."""
-    return Pipeline.open("toy", **{"device": options.device, "processes": "false", **keys})
+    return Pipeline.open("toy", **{"device": options.device, "link": "threads", **keys})
 
 
 def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tokens: int) -> list[int]:
@@ -174,7 +174,7 @@ def overtaking_prunes(options: GpuOptions) -> Lines:
     """Whether prunes that overtake segments between processes change a text."""
     keys = {"device": options.device, "max_new_tokens": str(options.num_tokens), "ignore_eos": "true", "seed": "1",
             "dtype": "float32", "stages": "3"}
-    with Pipeline.open("toy", **keys, processes="false", pipeline_type="ar") as pipeline:
+    with Pipeline.open("toy", **keys, link="threads", pipeline_type="ar") as pipeline:
         expected = pipeline.generate(QUESTION).answer.token_ids
 
     for profile in ("none", SLOW_WIRES):

@@ -94,7 +94,7 @@ def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
             yield f"transformers, {dtype}", of_transformers(model_dir / "whole", dtype)
 
         pipeline = open_pipelines.enter_context(Pipeline.open(
-            model_dir=str(model_dir / "split"), stages="1", processes=False, pipeline_type="ar", dtype=dtype,
+            model_dir=str(model_dir / "split"), stages="1", link="threads", pipeline_type="ar", dtype=dtype,
             quant=quant, quant_head=quant_head, max_length=CONTEXT, threads_per_rank=num_threads, ignore_eos=True,
             template="none"))
         yield f"ours, {described(dtype, quant)}", ours(pipeline)
