@@ -726,8 +726,8 @@ static bool is_sound(const Model *m, const Request *request) {
     if (request->settled < 0 || request->settled > INT32_MAX || request->tail > INT32_MAX) return false;
     int64_t end = request->settled + request->tail;
     for (int64_t i = 0; i < m->layers; i++) {
-        const Slots *slots = &request->slots[m->layer[i].slots];
         if (m->layer[i].slots >= request->windows) return false;
+        const Slots *slots = &request->slots[m->layer[i].slots];
         if (m->layer[i].layer_in_slots >= slots->layers) return false;
         if (slots->first < 0 || slots->first > end - request->rows || end - slots->first > slots->room) return false;
     }
