@@ -15,62 +15,66 @@ static float noise(void) {
 }
 
 static float *noises(int64_t count, float scale, float shift) {
-    float *made = malloc((size_t)count * sizeof *made);
-    for (int64_t i = 0; i < count; i++) made[i] = noise() * scale + shift;
-    return made;
+    float *x = malloc((size_t)count * sizeof *x);
+    for (int64_t i = 0; i < count; i++) x[i] = noise() * scale + shift;
+    return x;
 }
 
-static uint16_t half(float x) {
+static uint16_t to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return (uint16_t)(bits >> 16);
 }
 
-/* Return the place of a number of a row of outputs in units. */
-static int64_t place(int64_t n, int64_t i, int64_t inputs, int64_t unit) {
-    return n / BLOCK * inputs * BLOCK + (i / unit * BLOCK + n % BLOCK) * unit + i % unit;
+/* Return the index of output n, input i in panels of units. */
+static int64_t packed_index(int64_t n, int64_t i, int64_t inputs, int64_t unit) {
+    return n / PANEL * inputs * PANEL + (i / unit * PANEL + n % PANEL) * unit + i % unit;
 }
 
 /* Return a random weight, the same for all packings of a form. */
 static Weight weight(int64_t form, int64_t outputs, int64_t inputs) {
-    int64_t blocks = parts_of(outputs, BLOCK), groups = parts_of(inputs, GROUP), padded = groups * GROUP;
-    Weight w = {form, outputs, inputs, calloc((size_t)(blocks * BLOCK * padded), 4), NULL, noises(outputs, 0.1f, 0)};
-    w.scales = calloc((size_t)(blocks * BLOCK * groups * 3), 4);
-    bool bytes = form == INT8 || form == GROUPS8 || form == HALVES8, codes = form == INT4 || form == GROUPS4;
-    int64_t floats = form == HALVES8 ? 3 : form == GROUPS4 ? 2 : 1;
+    int64_t num_panels = ceil_div(outputs, PANEL), num_groups = ceil_div(inputs, GROUP), padded = num_groups * GROUP;
+    void *elements = calloc((size_t)(num_panels * PANEL * padded), 4);
+    Weight w = {form, outputs, inputs, elements, NULL, noises(outputs, 0.1f, 0)};
+    w.scales = calloc((size_t)(num_panels * PANEL * num_groups * 3), 4);
+    bool is_int8 = form == INT8 || form == GROUP_INT8 || form == SUBGROUP_INT8;
+    bool is_int4 = form == INT4 || form == GROUP_INT4;
+    int64_t floats = form == SUBGROUP_INT8 ? 3 : form == GROUP_INT4 ? 2 : 1;
     for (int64_t n = 0; n < outputs; n++) {
         for (int64_t i = 0; i < inputs; i++) {
             float x = noise();
-            int64_t code = (int64_t)((x + 1) * 7.5f), at = place(n, i, inputs, 1);
-            if (form == FLOAT32) ((float *)w.numbers)[at] = x * 0.125f;
-            if (form == BFLOAT16) ((uint16_t *)w.numbers)[at] = half(x * 0.125f);
-            if (bytes) ((uint8_t *)w.numbers)[place(n, i, padded, UNIT8)] = (uint8_t)((int)(x * 127) + OFFSET8);
-            int64_t in_half = i % (GROUP / 2) + i / GROUP * (GROUP / 2);
-            uint8_t *pair = (uint8_t *)w.numbers + place(n, in_half, padded / 2, UNIT4);
-            if (codes) *pair |= (uint8_t)(i % GROUP < GROUP / 2 ? code : code << 4);
+            int64_t code = (int64_t)((x + 1) * 7.5f), at = packed_index(n, i, inputs, 1);
+            if (form == FLOAT32) ((float *)w.elements)[at] = x * 0.125f;
+            if (form == BFLOAT16) ((uint16_t *)w.elements)[at] = to_bf16(x * 0.125f);
+            uint8_t *int8 = (uint8_t *)w.elements + packed_index(n, i, padded, UNIT_INT8);
+            if (is_int8) *int8 = (uint8_t)((int)(x * 127) + OFFSET_INT8);
+            int64_t pair_input = i % SUBGROUP + i / GROUP * SUBGROUP;
+            uint8_t *pair = (uint8_t *)w.elements + packed_index(n, pair_input, padded / 2, UNIT_INT4);
+            if (is_int4) *pair |= (uint8_t)(i % GROUP < SUBGROUP ? code : code << 4);
         }
         if (form == INT8) ((float *)w.scales)[n] = 0.001f + 0.0001f * (float)(n % 7);
-        for (int64_t i = 0; i < groups * floats && form >= GROUPS8; i++)
-            ((float *)w.scales)[(n / BLOCK * groups * floats + i) * BLOCK + n % BLOCK] =
+        for (int64_t i = 0; i < num_groups * floats && form >= GROUP_INT8; i++)
+            ((float *)w.scales)[(n / PANEL * num_groups * floats + i) * PANEL + n % PANEL] =
                 (i % floats) + 1 == floats && floats > 1 ? noise() * 0.0625f : 0.001f + 0.0001f * (float)((n + i) % 7);
-        for (int64_t g = 0; g < groups && form == INT4; g++) {
-            uint16_t *scales = (uint16_t *)w.scales + (n / BLOCK * groups + g) * 2 * BLOCK + n % BLOCK;
-            scales[0] = half(0.015625f);
-            scales[BLOCK] = half(noise() * 0.0625f);
+        for (int64_t g = 0; g < num_groups && form == INT4; g++) {
+            uint16_t *scales = (uint16_t *)w.scales + (n / PANEL * num_groups + g) * 2 * PANEL + n % PANEL;
+            scales[0] = to_bf16(0.015625f);
+            scales[PANEL] = to_bf16(noise() * 0.0625f);
         }
     }
-    for (int64_t i = 0; i < blocks * BLOCK * padded && bytes && OFFSET8; i++)
-        if (((uint8_t *)w.numbers)[i] == 0) ((uint8_t *)w.numbers)[i] = OFFSET8; /* the padding */
+    for (int64_t i = 0; i < num_panels * PANEL * padded && is_int8 && OFFSET_INT8; i++)
+        if (((uint8_t *)w.elements)[i] == 0) ((uint8_t *)w.elements)[i] = OFFSET_INT8; /* the padding */
     return w;
 }
 
-static uint64_t hash(uint64_t known, const float *x, int64_t count) {
+static uint64_t hash(uint64_t start, const float *x, int64_t count) {
+    uint64_t hashed = start;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, &x[i], sizeof bits);
-        known = (known ^ bits) * 1099511628211u;
+        hashed = (hashed ^ bits) * 1099511628211u;
     }
-    return known;
+    return hashed;
 }
 
 /* Compute rows behind some settled ones; all of them are guesses that see `parent` and themselves, or a chain. */
@@ -88,9 +92,9 @@ static uint64_t rows(Slice *slice, const Slots *slots, int64_t settled, int64_t 
 }
 
 int main(void) {
-    for (int64_t step = 0; step < 2 * (GROUPS4 + 1); step++) {
-        int64_t form = step % (GROUPS4 + 1);
-        bool more = step > GROUPS4; /* with the steps of Gemma and Granite */
+    for (int64_t step = 0; step < 2 * (GROUP_INT4 + 1); step++) {
+        int64_t form = step % (GROUP_INT4 + 1);
+        bool more = step > GROUP_INT4; /* with the steps of Gemma and Granite */
         Layer layers[LAYERS];
         state = 3;
         for (int64_t i = 0; i < LAYERS; i++) {
@@ -102,10 +106,11 @@ int main(void) {
         }
         Model model = {HIDDEN, HEADS, KV_HEADS, HEAD, HEAD, WIDE, LAYERS, 1e-6f, 0.2f, layers, NULL, NULL,
                        more, more ? 0.75f : 1, more ? 5 : 0};
-        size_t held = LAYERS * KV_HEADS * ROOM;
-        for (int small = 0; small < 2; small++) {
-            Slots slots = {calloc(held * HEAD, 4), calloc(held * HEAD, 4), small ? calloc(held, 4) : NULL,
-                           small ? calloc(held, 4) : NULL, LAYERS, 0, ROOM};
+        size_t num_vectors = LAYERS * KV_HEADS * ROOM;
+        for (int is_int8 = 0; is_int8 < 2; is_int8++) {
+            void *keys = calloc(num_vectors * HEAD, 4), *values = calloc(num_vectors * HEAD, 4);
+            Slots slots = {keys, values, is_int8 ? calloc(num_vectors, 4) : NULL,
+                           is_int8 ? calloc(num_vectors, 4) : NULL, LAYERS, 0, ROOM};
             Slice *slice = slice_new(&model, 2);
             uint64_t text = rows(slice, &slots, 0, TEXT, true), guesses = rows(slice, &slots, TEXT, GUESSES, false);
             printf("%016llx %016llx\n", (unsigned long long)text, (unsigned long long)guesses);

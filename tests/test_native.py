@@ -7,6 +7,7 @@ CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" ASAN_OPTIONS=
 """
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -33,7 +34,7 @@ from model.cache import AdmittedRows
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Scales, Slice, fill
-from model.native import compiler
+from model.native import compiler, packing, structures
 from model.native.compiler import levels, library, private_folder
 from model.native.layers import NativeSlice, reason_against
 from model.native.linear import NativeProducts
@@ -280,6 +281,32 @@ def rows_of(model, **change):
     return rows._replace(**change)
 
 
+C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment"
+CONSTANTS = "PANEL", "FLOAT32", "BFLOAT16", "INT8", "INT4", "GROUP_INT8", "SUBGROUP_INT8", "GROUP_INT4"
+RESULTS = "DONE", "GIVEN_UP", "NO_MEMORY"
+
+
+def test_structures_and_constants_are_those_of_the_c_compiler(tmp_path):
+    """Sizes, the offset of each field, and constants, printed by a program that includes slice.c."""
+    if shutil.which("cc") is None:
+        pytest.skip("cc is not installed")
+    wanted = {}
+    for c_name in C_STRUCTURES:
+        structure = getattr(structures, f"C{c_name}")
+        wanted[f"sizeof({c_name})"] = ctypes.sizeof(structure)
+        for field, _ in structure._fields_:
+            wanted[f"offsetof({c_name}, {field})"] = getattr(structure, field).offset
+    wanted.update((name, getattr(packing, name)) for name in CONSTANTS)
+    wanted.update((name, getattr(structures, name)) for name in RESULTS)
+
+    prints = "".join(f'    printf("%lld\\n", (long long){expression});\n' for expression in wanted)
+    source = tmp_path / "layout.c"
+    source.write_text('#include <stddef.h>\n#include <stdio.h>\n#include "slice.c"\n'
+                      f"int main(void) {{\n{prints}}}\n")
+    found = map(int, compiled_output("cc", [], compiler.LEVELS[-1], source, tmp_path / "layout").split())
+    assert dict(zip(wanted, found)) == wanted
+
+
 @pytest.mark.parametrize("change", [
     {"settled": -1}, {"settled": 254}, {"settled": 1 << 40}, {"settled": (1 << 63) - 1}, {"slots": []},
     *({"sees": np.full(shape, True)} for shape in ((2, 3), (4, 4), (3, 2), (3, 300))),
@@ -510,11 +537,10 @@ FOREIGN = {  # by compiler: how to run what it makes
 }
 
 
-def printed(compiler_name, runner, level, folder):
-    """What tests/native_bits.c prints, compiled for a level."""
-    program = folder / f"{compiler_name}-{level.name}"
+def compiled_output(compiler_name, runner, level, source, program):
+    """What a program that includes slice.c prints, compiled for a level."""
     kinds = [flag for flag in compiler.STRICT_FLAGS if flag not in ("-shared", "-fPIC")]
-    sources = [str(ROOT / "tests" / "native_bits.c"), str(compiler.SOURCE_FOLDER / "pool.c")]
+    sources = [str(source), str(compiler.SOURCE_FOLDER / "pool.c")]
     statically = ["-static"] if runner else []
     command = [compiler_name, *kinds, *level.flags, f"-I{compiler.SOURCE_FOLDER}", *statically, *sources]
     subprocess.run([*command, "-o", str(program), "-lm"], check=True)
@@ -531,4 +557,6 @@ def test_every_instruction_set_prints_the_same_hashes(compiler_name, names, tmp_
     wanted = (ROOT / "tests" / "golden" / "native_bits.txt").read_text()
     for level in compiler.LEVELS:
         if level.name in names:
-            assert printed(compiler_name, runner, level, tmp_path) == wanted, level.name
+            program = tmp_path / f"{compiler_name}-{level.name}"
+            hashes = compiled_output(compiler_name, runner, level, ROOT / "tests" / "native_bits.c", program)
+            assert hashes == wanted, level.name

@@ -116,14 +116,14 @@ class NativeSlice:
         structure = CLayer(
             window=self.config.window(number),
             rotates=not skips_rotation,
-            slots=sorted(set(cache_windows)).index(cache_window),
+            slots_index=sorted(set(cache_windows)).index(cache_window),
             layer_in_slots=list(cache_windows[:layer_index]).count(cache_window))
 
-        structure.local = self.body.local_rotary is not None and self.config.window(number) > 0
+        structure.is_local = self.body.local_rotary is not None and self.config.window(number) > 0
         structure.attention_norm = weights.norm_address(layer.input_layernorm)
         structure.mlp_norm = weights.norm_address(layer.post_attention_layernorm)
-        structure.after_attention = weights.norm_address(layer.after_attention)
-        structure.after_mlp = weights.norm_address(layer.after_mlp)
+        structure.after_attention_norm = weights.norm_address(layer.after_attention)
+        structure.after_mlp_norm = weights.norm_address(layer.after_mlp)
         structure.q_norm = weights.norm_address(attention.q_norm)
         structure.k_norm = weights.norm_address(attention.k_norm)
         structure.qkv = weights.linear_weight(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -136,11 +136,11 @@ class NativeSlice:
         """Return the slice in C."""
         c = self.config
         model = CModel(
-            hidden=c.hidden, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim,
-            rotated=int(c.head_dim * c.rotated_share), intermediate=c.intermediate, layers=len(self.layers),
-            eps=c.eps, scale=c.scales.scores or c.head_dim ** -0.5,
-            layer=self._structures, norm=self._weights.norm_address(self.body.norm))
-        model.gelu, model.residual, model.score_cap = c.family.gelu, c.scales.residual, c.scales.score_cap
+            hidden_size=c.hidden, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
+            rotated_dim=int(c.head_dim * c.rotated_share), intermediate_size=c.intermediate,
+            num_layers=len(self.layers), norm_eps=c.eps, score_scale=c.scales.scores or c.head_dim ** -0.5,
+            layers=self._structures, final_norm=self._weights.norm_address(self.body.norm))
+        model.uses_gelu, model.residual_scale, model.score_cap = c.family.gelu, c.scales.residual, c.scales.score_cap
         return start(self, self._library, model, num_threads)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: NativeCache,
@@ -167,8 +167,8 @@ class NativeSlice:
         errors: list[BaseException] = []
 
         segment = CSegment(
-            rows=len(x_TD), requests=len(admitted), x=x_TD.data_ptr(), cos=cos_table.data_ptr(),
-            sin=sin_table.data_ptr(), request=requests, inputs=self._addresses(copies),
+            num_rows=len(x_TD), num_requests=len(admitted), x=x_TD.data_ptr(), cos=cos_table.data_ptr(),
+            sin=sin_table.data_ptr(), requests=requests, layer_inputs=self._addresses(copies),
             still_needed=_keeping(still_needed, errors))
         if local_tables:
             segment.local_cos, segment.local_sin = (table.data_ptr() for table in local_tables)

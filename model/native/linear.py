@@ -18,7 +18,7 @@ from model.weights.blocks import plain_shape
 from model.weights.quant import STORED, quantized_tensors
 from model.weights.quant_layers import hollow
 
-NO_LAYERS = CModel(heads=1, kv_heads=1)
+NO_LAYERS = CModel(num_heads=1, num_kv_heads=1)
 
 
 class NativeProducts:

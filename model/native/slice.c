@@ -1,17 +1,28 @@
 /* The layers of a stage: one call computes a segment in all of them.
  *
  * A layer is RMS norms, rotary positions, attention with grouped heads over a tree cache, and a gated feed-forward by
- * SiLU or GELU. Scores may have a soft cap, and the output of a block a norm and a factor. A row's bits depend on its
- * own path only: each sum has a fixed order (lanes.h), and attention adds the slots that the row sees in the order of
- * its path. So other rows, the number of threads and the processor change nothing.
+ * SiLU or GELU. Scores may have a soft cap, and the output of a sublayer a norm and a factor. A row's bits depend on
+ * its own path only: each sum has a fixed order (lanes.h), and attention adds the slots that the row sees in the order
+ * of its path. So other rows, the number of threads and the processor change nothing.
  * `slice_run` first compares the indices and counts of a segment with the sizes of slots and layers (`is_sound`), since
  * they come over a wire. Pointers, and all sizes of `slice_multiply`, are those of the caller's own tensors.
  *
- * Here a head is an attention head, a group some inputs of a weight that share a scale, a block sixteen outputs of a
- * weight, a chunk up to eight rows of one request, and a path the slots that a row sees, in the order of the text.
+ * Words:
+ *   row        one token of a segment, and its hidden state
+ *   chunk      up to MAX_CHUNK_ROWS successive rows of one request
+ *   slot       one token's place in a cache: a key and a value in each layer and key/value head
+ *   tail       the slots behind the settled ones; each row sees its own choice of them
+ *   path       the slots that a row sees, in the order of the text; a path index counts them from 0
+ *   sublayer   the attention or the feed-forward of a layer
+ *   code       a whole number that, times a scale, stands for an element of a weight, row, key or value
+ *   nibble     a code of 4 bits; two share a byte
+ *   group      GROUP inputs of a weight or row that share a scale; a subgroup is one half of them
+ *   unit       some inputs of an output that are multiplied at once (lanes.h)
+ *   panel      PANEL outputs of a weight, which are packed together
+ *   tile       up to TILE_ROWS rows times the outputs of a panel: what one pass over the inputs computes
  *
  * Shapes: T rows of a segment, D hidden size, H heads, K key/value heads, E head dimension, R rotated dimensions of a
- * head, N outputs and I inputs of a weight, G groups of inputs, S slots of a cache, P slots that a row sees.
+ * head, N outputs and I inputs of a weight, G groups of inputs, S slots of a cache.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -22,89 +33,100 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum Form { FLOAT32, BFLOAT16, INT8, INT4, GROUPS8, HALVES8, GROUPS4 };
+#define MAX_CODE 127 /* of 8 bits; -128 is not used */
+#define INT4_ZERO_POINT 8 /* the nibble that stands for 0 in the form INT4 */
+#define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in 8 bits: its scale stays above 0 */
+#define MAX_CHUNK_ROWS 8
+#define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
+#define ITEMS_PER_THREAD 4 /* of a product: threads that are interrupted leave items to the others */
+#define CACHE_LINE 64 /* bytes */
+#define PREFETCH_BYTES 2048 /* of a weight that are fetched ahead, since a tile's rows keep the processor busy */
 
-/* A weight `[N, I]` in blocks of sixteen outputs; inputs are padded to groups in all forms but the first two, outputs to
- * blocks.
- * FLOAT32, BFLOAT16: numbers `[N / 16, I, 16]`.
- * INT8: numbers `[N / 16, I / UNIT8, 16, UNIT8]`, scales float `[N]`.
- * INT4: codes `[N / 16, G, 16 * GROUP / 2]`, where a byte has a code of the first half of a group's units in its low
- *   bits, one of the second half in its high bits; scales and offsets bfloat16 `[N / 16, G, 2, 16]`: a weight is
- *   (code - 8) * scale + offset.
+enum Form { FLOAT32, BFLOAT16, INT8, INT4, GROUP_INT8, SUBGROUP_INT8, GROUP_INT4 };
+
+/* --- what Python passes: model/native/structures.py has the same fields ------------------------------------------- */
+
+/* A weight `[N, I]` in panels of 16 outputs; outputs are padded to panels, and inputs to groups in all forms but the
+ * first two.
+ * FLOAT32, BFLOAT16: elements `[N / 16, I, 16]`.
+ * INT8: codes `[N / 16, I / UNIT_INT8, 16, UNIT_INT8]`, scales float `[N]`: a weight is code * scale.
+ * INT4: nibbles `[N / 16, G, 16 * GROUP / 2]` in units of UNIT_INT4 bytes: a byte has the code of an input of a group's
+ *   first subgroup in its low bits, that of the second subgroup's input in its high bits; scales and offsets bfloat16
+ *   `[N / 16, G, 2, 16]`: a weight is (code - 8) * scale + offset.
  * The other forms are those of GGUF files, with floats for each group:
- * GROUPS8: numbers as in INT8, scales `[N / 16, G, 1, 16]`: a weight is number * scale.
- * HALVES8: numbers as in INT8, scales of a group's halves and a least value `[N / 16, G, 3, 16]`: number * scale + least.
- * GROUPS4: codes as in INT4, scales and least values `[N / 16, G, 2, 16]`: a weight is code * scale + least. */
+ * GROUP_INT8: codes as in INT8, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
+ * SUBGROUP_INT8: codes as in INT8, the scales of both subgroups and a minimum `[N / 16, G, 3, 16]`: a weight is
+ *   code * scale + minimum.
+ * GROUP_INT4: nibbles as in INT4, scales and minimums `[N / 16, G, 2, 16]`: a weight is code * scale + minimum. */
 typedef struct {
-    int64_t form, outputs, inputs;
-    const void *numbers, *scales;
+    int64_t form, num_outputs, num_inputs;
+    const void *elements, *scales;
     const float *bias; /* `[N]`, or NULL */
 } Weight;
 
-/* The slots of a request for the layers with one window: keys and values `[layers, K, room, E]`, from the slot `first`
- * on; whole numbers of 8 bits if there are scales `[layers, K, room]`. */
+/* The slots of a request for the layers with one window: keys and values `[num_layers, K, num_slots, E]`, from the slot
+ * `first_slot` on; codes of 8 bits if there are scales `[num_layers, K, num_slots]`. */
 typedef struct {
     void *keys, *values;
     float *key_scales, *value_scales;
-    int64_t layers, first, room;
+    int64_t num_layers, first_slot, num_slots;
 } Slots;
 
 typedef struct {
     const float *attention_norm, *mlp_norm; /* `[D]` */
     const float *q_norm, *k_norm; /* `[E]`, or NULL */
     Weight qkv, o, gate_up, down;
-    int64_t window, rotates; /* positions that a row sees, 0 for all; whether queries and keys are rotated */
-    int64_t slots, layer_in_slots; /* the index of its Slots, and this layer's index in them */
-    const float *after_attention, *after_mlp; /* `[D]`: norms of what a block adds, or NULL */
-    int64_t local; /* whether the segment's local tables rotate queries and keys */
+    int64_t window, rotates; /* slots of its path that a row sees, 0 for all; whether queries and keys are rotated */
+    int64_t slots_index, layer_in_slots; /* the index of its Slots, and this layer's index in them */
+    const float *after_attention_norm, *after_mlp_norm; /* `[D]`: norms of a sublayer's output, or NULL */
+    int64_t is_local; /* whether the segment's local tables rotate queries and keys */
 } Layer;
 
 typedef struct {
-    int64_t hidden, heads, kv_heads, head_dim, rotated, intermediate, layers;
-    float eps, scale; /* of norms; of attention scores */
-    const Layer *layer;
-    const float *norm; /* `[D]` of the model's last norm, or NULL */
+    int64_t hidden_size, num_heads, num_kv_heads, head_dim, rotated_dim, intermediate_size, num_layers;
+    float norm_eps, score_scale; /* of norms; of attention scores */
+    const Layer *layers;
+    const float *final_norm; /* `[D]`, or NULL if the model's last layer is elsewhere */
     Pool *pool;
-    int64_t gelu; /* whether the gate's activation is GELU by tanh, not SiLU */
-    float residual, score_cap; /* the factor of what a block adds; the soft cap of scores, or 0 */
+    int64_t uses_gelu; /* whether the gate's activation is GELU by tanh, not SiLU */
+    float residual_scale, score_cap; /* the factor of a sublayer's output; the soft cap of scores, or 0 */
 } Model;
 
-/* The rows of one request, which were admitted to its cache: `sees` `[rows, stride]` says for each row which of the
- * `tail` slots behind the `settled` ones it sees. The rows' own slots are the last ones. */
+/* The rows of one request, which were admitted to its cache: `tail_mask` `[num_rows, mask_stride]` says for each row
+ * which of the `num_tail` slots behind the `num_settled` ones it sees. The rows' own slots are the last ones. */
 typedef struct {
-    int64_t rows, settled, tail, stride;
-    const uint8_t *sees;
-    const Slots *slots; /* `[windows]` */
-    int64_t windows; /* the number of different windows of the layers */
+    int64_t num_rows, num_settled, num_tail, mask_stride;
+    const uint8_t *tail_mask;
+    const Slots *slots; /* `[num_windows]` */
+    int64_t num_windows; /* the number of different windows of the layers */
 } Request;
 
 typedef struct {
-    int64_t rows, requests;
+    int64_t num_rows, num_requests;
     float *x; /* `[T, D]`: the input, then the output */
-    const float *cos, *sin; /* `[T, R]`; the sines of the first half are negative */
-    const Request *request;
-    float *const *inputs; /* of each layer, and behind the last one: where to copy the rows; NULL for nowhere */
+    const float *cos, *sin; /* `[T, R]`; the sines of the first R / 2 are negative */
+    const Request *requests;
+    float *const *layer_inputs; /* where to copy the rows before each layer, and after the last; NULL for nowhere */
     int32_t (*still_needed)(void); /* asked before each layer */
     const float *local_cos, *local_sin; /* as cos and sin, for layers with local positions; NULL if there are none */
 } Segment;
 
-enum Result { DONE, GIVEN_UP, NO_MEMORY, WRONG };
+enum Result { DONE, GIVEN_UP, NO_MEMORY, OUT_OF_BOUNDS };
 
-/* A row, quantized for products of whole numbers: G groups of inputs, each with a scale, and the sums of its halves. */
+/* --- a segment under way ------------------------------------------------------------------------------------------ */
+
+/* A row in codes of 8 bits: the codes, a scale for each group `[G]`, and the sum of each subgroup's codes `[G, 2]`. */
 typedef struct {
-    number8 *numbers8;
-    number4 *numbers4; /* instead of numbers8, for codes of 4 bits */
+    code_for_int8 *codes_for_int8; /* one of both; the other is NULL */
+    code_for_int4 *codes_for_int4;
     float *scales;
-    int32_t *sums;
-} Quantized;
+    int32_t *subgroup_sums;
+} QuantizedRow;
 
-#define AT_ONCE 8 /* rows of a chunk, at most */
-
-/* Rows of one request, for which one item of the attention computes a key/value head. */
 typedef struct {
     const Request *request;
-    int64_t row, rows; /* the first one, in the segment, and how many */
-    int64_t slot; /* of the first one; the others follow */
+    int64_t first_row, num_rows; /* the first one's index in the segment */
+    int64_t first_slot; /* that of the first row; the others follow */
 } Chunk;
 
 /* One segment under way. Each row has its part of these arrays. */
@@ -112,476 +134,558 @@ typedef struct {
     const Model *model;
     const Segment *segment;
     const Layer *layer;
-    const Weight *weight; /* of the product under way */
-    const float *in; /* `[T, in_stride]`: the rows of the product under way */
-    float *out; /* `[T, N]`: where the sums of the product under way are written, or added */
-    int64_t in_stride, items;
-    bool adds;
+
+    /* the product under way */
+    const Weight *weight;
+    const float *in; /* `[T, in_stride]` */
+    float *out; /* `[T, N]`: where its results are written, or added */
+    int64_t in_stride, num_items;
+    bool adds_to_out;
+
     float *normed, *qkv, *attended, *gate_up, *gated;
-    float *added; /* `[T, D]`: what attention or feed-forward adds to the rows */
-    const float *after; /* `[D]`: the norm of what is added, or NULL */
-    number8 *numbers8;
-    number4 *numbers4;
-    float *scales;
-    int32_t *sums;
-    int64_t wide, groups; /* inputs and groups of the widest weight */
-    int32_t *seen, *seen_count; /* of each row: the slots of the tail that it sees, `[tail]`, and how many */
-    int64_t tail, longest; /* the longest tail, and the most slots of a request, in whole eights */
-    Chunk *chunk;
-    int64_t chunks;
-    float *scores; /* of each thread: `[AT_ONCE, H / K, longest]` */
+    float *sublayer_output; /* `[T, D]` */
+    const float *sublayer_norm; /* `[D]`: the norm of the sublayer's output, or NULL */
+
+    /* the quantized rows, as in QuantizedRow */
+    code_for_int8 *codes_for_int8; /* `[T, padded_inputs]` */
+    code_for_int4 *codes_for_int4;
+    float *scales; /* `[T, max_groups]` */
+    int32_t *subgroup_sums; /* `[T, max_groups, 2]` */
+    int64_t padded_inputs, max_groups; /* of the weight with the most inputs */
+
+    /* attention */
+    int32_t *visible_tail; /* `[T, max_tail]`: the slots of the tail that a row sees, as indices in the tail */
+    int32_t *num_visible_tail; /* `[T]` */
+    int64_t max_tail, max_slots; /* of all requests; slots are rounded up to a multiple of LANES */
+    Chunk *chunks;
+    int64_t num_chunks;
+    float *scores; /* of each thread: `[MAX_CHUNK_ROWS, H / K, max_slots]` */
 } Run;
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
+/* --- vectors: the steps of one row -------------------------------------------------------------------------------- */
 
-/* Write the RMS norm of x `[size]`, times the weight `[size]`; `to` may be x. */
+/* Write the RMS norm of x `[size]`, times the weight `[size]`; `to` may be x. Squares are added in eight lanes. */
 static void norm(const float *x, const float *weight, int64_t size, float eps, float *to) {
-    f8 squares = all8(0);
-    int64_t whole = size / 8 * 8;
-    for (int64_t i = 0; i < whole; i += 8) squares += load8(x + i) * load8(x + i);
-    f8 rest = load_rest8(x + whole, size - whole);
-    squares += rest * rest;
-    float factor = 1.0f / sqrtf(sum8(squares) / (float)size + eps);
+    f32x8 squares = broadcast_x8(0);
+    int64_t tail = size / LANES * LANES;
+    for (int64_t i = 0; i < tail; i += LANES) squares += load_x8(x + i) * load_x8(x + i);
+    f32x8 last = load_tail_x8(x + tail, size - tail);
+    squares += last * last;
+
+    float factor = 1.0f / sqrtf(lane_sum_x8(squares) / (float)size + eps);
     for (int64_t i = 0; i < size; i++) to[i] = weight[i] * (x[i] * factor);
 }
 
-/* Rotate a head x `[E]` by its position, given its cosines and sines `[size]`. */
-static void rotate(float *x, const float *cos, const float *sin, int64_t size) {
-    int64_t half = size / 2;
-    for (int64_t i = 0; i < half; i++) {
-        float low = x[i], high = x[half + i];
-        x[i] = low * cos[i] + high * sin[i];
-        x[half + i] = high * cos[half + i] + low * sin[half + i];
+/* Rotate the first `rotated_dim` dimensions of a head x `[E]` by its position, whose cosines and sines are `[R]`: each
+ * dimension i < R / 2 is one coordinate of a pair, and i + R / 2 the other one. */
+static void rotate(float *x, const float *cos, const float *sin, int64_t rotated_dim) {
+    int64_t num_pairs = rotated_dim / 2;
+    for (int64_t i = 0; i < num_pairs; i++) {
+        float first = x[i], second = x[num_pairs + i];
+        x[i] = first * cos[i] + second * sin[i];
+        x[num_pairs + i] = second * cos[num_pairs + i] + first * sin[num_pairs + i];
     }
 }
 
-/* GELU by tanh: x * (1 + tanh(y)) / 2 is x / (1 + exp(-2 * y)). */
-INLINE f8 gelu8(f8 x) {
-    f8 inner = x * 0.797884561f * (x * x * 0.044715f + 1.0f);
-    return x / (exp8(inner * -2.0f) + 1.0f);
+/* GELU by tanh: x * (1 + tanh(y)) / 2 is x / (1 + exp(-2 * y)), where y is sqrt(2 / pi) * (x + 0.044715 * x^3). */
+INLINE f32x8 gelu_x8(f32x8 x) {
+    f32x8 y = x * 0.797884561f * (x * x * 0.044715f + 1.0f);
+    return x / (exp_x8(y * -2.0f) + 1.0f);
 }
 
+INLINE f32x8 silu_x8(f32x8 x) { return x / (exp_x8(-x) + 1.0f); }
+
 /* Write SiLU(gate) * up, or GELU(gate) * up; all are `[size]`. */
-static void gate(const float *gate, const float *up, int64_t size, bool gelu, float *to) {
-    for (int64_t i = 0; i < size; i += 8) {
-        int64_t count = least(8, size - i);
-        f8 g = count == 8 ? load8(gate + i) : load_rest8(gate + i, count);
-        f8 u = count == 8 ? load8(up + i) : load_rest8(up + i, count);
-        f8 made = (gelu ? gelu8(g) : g / (exp8(-g) + 1.0f)) * u;
-        for (int64_t lane = 0; lane < count; lane++) to[i + lane] = made[lane];
+static void activate(const float *gate, const float *up, int64_t size, bool uses_gelu, float *to) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        int64_t count = min_i64(LANES, size - i);
+        f32x8 gates = count == LANES ? load_x8(gate + i) : load_tail_x8(gate + i, count);
+        f32x8 ups = count == LANES ? load_x8(up + i) : load_tail_x8(up + i, count);
+
+        f32x8 outputs = (uses_gelu ? gelu_x8(gates) : silu_x8(gates)) * ups;
+        for (int64_t lane = 0; lane < count; lane++) to[i + lane] = outputs[lane];
     }
 }
 
 /* Return the largest magnitude of x `[size]`; NaN if there is one, as its bits are above those of all numbers. */
-static float magnitude(const float *x, int64_t size) {
-    i8 largest = {0};
-    for (int64_t i = 0; i < size; i += 8) {
-        f8 part = size - i < 8 ? load_rest8(x + i, size - i) : load8(x + i);
-        i8 bits = to_bits8(part) & 0x7fffffff, above = bits > largest;
-        largest = (above & bits) | (~above & largest);
+static float max_magnitude(const float *x, int64_t size) {
+    i32x8 max_bits_x8 = {0};
+    for (int64_t i = 0; i < size; i += LANES) {
+        f32x8 part = size - i < LANES ? load_tail_x8(x + i, size - i) : load_x8(x + i);
+        i32x8 bits = bits_of_x8(part) & 0x7fffffff, is_above = bits > max_bits_x8; /* without the sign */
+        max_bits_x8 = (is_above & bits) | (~is_above & max_bits_x8);
     }
-    int32_t bits = 0;
-    for (int lane = 0; lane < 8; lane++) bits = largest[lane] > bits ? largest[lane] : bits;
-    float found;
-    memcpy(&found, &bits, sizeof found);
-    return found;
+
+    int32_t max_bits = 0;
+    for (int lane = 0; lane < LANES; lane++) max_bits = max_bits_x8[lane] > max_bits ? max_bits_x8[lane] : max_bits;
+    float magnitude;
+    memcpy(&magnitude, &max_bits, sizeof magnitude);
+    return magnitude;
 }
 
-/* Return x rounded to a whole number, half to even; x is below 2^22 in magnitude. */
-INLINE int32_t rounded(float x) {
-    float shifted = x + 12582912.0f;
+/* Return x rounded to a whole number, ties to even; x is below 2^22 in magnitude. */
+INLINE int32_t round_to_int(float x) {
+    const int32_t shift_bits = 0x4b400000; /* of ROUNDING_SHIFT */
+    float shifted = x + ROUNDING_SHIFT;
     int32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    return bits - 0x4b400000;
+    return bits - shift_bits;
 }
 
-/* Quantize x `[size]` by groups to numbers of 8 bits: number * scale. Inputs behind the last one are 0. */
-static void quantize(const float *x, int64_t size, const Quantized *to) {
-    for (int64_t group = 0; group < parts_of(size, GROUP); group++) {
+/* Quantize x `[I]` by groups to codes of 8 bits: an element is code * scale. Codes behind the last input are 0. */
+static void quantize(const float *x, int64_t num_inputs, const QuantizedRow *to) {
+    for (int64_t group = 0; group < ceil_div(num_inputs, GROUP); group++) {
         const float *in = x + group * GROUP;
-        int64_t count = least(GROUP, size - group * GROUP), at = group * GROUP;
-        float largest = magnitude(in, count);
-        float inverse = largest == 0 ? 0 : 127 / largest;
-        int32_t sums[2] = {0};
+        int64_t count = min_i64(GROUP, num_inputs - group * GROUP), first = group * GROUP;
+        float magnitude = max_magnitude(in, count);
+        float inverse_scale = magnitude == 0 ? 0 : MAX_CODE / magnitude;
+
+        int32_t subgroup_sums[2] = {0};
         for (int64_t i = 0; i < GROUP; i++) {
-            int32_t number = i < count ? rounded(in[i] * inverse) : 0;
-            sums[i / HALF] += (int8_t)number;
-            if (to->numbers4) to->numbers4[at + i] = (int8_t)number;
-            else to->numbers8[at + i] = (int8_t)number;
+            int32_t code = i < count ? round_to_int(in[i] * inverse_scale) : 0;
+            subgroup_sums[i / SUBGROUP] += (int8_t)code;
+            if (to->codes_for_int4) to->codes_for_int4[first + i] = (int8_t)code;
+            else to->codes_for_int8[first + i] = (int8_t)code;
         }
-        to->scales[group] = largest / 127;
-        memcpy(to->sums + 2 * group, sums, sizeof sums);
+
+        to->scales[group] = magnitude / MAX_CODE;
+        memcpy(to->subgroup_sums + 2 * group, subgroup_sums, sizeof subgroup_sums);
     }
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-#define AHEAD 512 /* numbers of a weight in float32 that are fetched ahead, since a row's sums keep the processor busy */
 #define UNROLL _Pragma("GCC unroll 16")
-#define PART(i) UNROLL for (int i = 0; i < PARTS; i++)
-#define ROW(r) UNROLL for (int r = 0; r < rows; r++)
+#define EACH_REGISTER(i) UNROLL for (int i = 0; i < PANEL_REGISTERS; i++)
+#define EACH_ROW(r) UNROLL for (int r = 0; r < num_rows; r++)
 
-/* Products of `rows` rows from `t` on with a block of sixteen outputs, in each form. `rows` is a constant where these
- * are inlined, so that the sums stay in registers. */
+/* A tile of each form: products of `num_rows` rows, from `first_row` on, with a panel, added to `sums`. `num_rows` is a
+ * constant where these are inlined, so that the accumulators stay in registers. */
 
-INLINE void float_block(const Run *run, int64_t block, int64_t t, int rows, bool half, fw total[ROWS][PARTS]) {
+/* FLOAT32, or BFLOAT16 if `is_bf16`: an accumulator adds its inputs in their order. */
+INLINE void float_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool is_bf16,
+                       f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
     const Weight *w = run->weight;
-    const float *x = run->in + t * run->in_stride;
-    const float *whole = (const float *)w->numbers + block * w->inputs * BLOCK;
-    const uint16_t *halves = (const uint16_t *)w->numbers + block * w->inputs * BLOCK;
-    for (int64_t input = 0; input < w->inputs; input++) {
-        __builtin_prefetch(half ? (const void *)(halves + (input + 2 * AHEAD / BLOCK) * BLOCK)
-                                : (const void *)(whole + (input + AHEAD / BLOCK) * BLOCK));
-        fw weight[PARTS];
-        PART(i) {
-            int64_t at = input * BLOCK + i * WIDTH;
-            weight[i] = half ? load_halves(halves + at) : load_floats(whole + at);
+    const float *x = run->in + first_row * run->in_stride;
+    const float *f32 = (const float *)w->elements + panel * w->num_inputs * PANEL;
+    const uint16_t *bf16 = (const uint16_t *)w->elements + panel * w->num_inputs * PANEL;
+
+    for (int64_t input = 0; input < w->num_inputs; input++) {
+        __builtin_prefetch(is_bf16 ? (const void *)(bf16 + (input + PREFETCH_BYTES / 2 / PANEL) * PANEL)
+                                   : (const void *)(f32 + (input + PREFETCH_BYTES / 4 / PANEL) * PANEL));
+
+        f32_register weights[PANEL_REGISTERS];
+        EACH_REGISTER(i) {
+            int64_t at = input * PANEL + i * REGISTER_LANES;
+            weights[i] = is_bf16 ? load_bf16_register(bf16 + at) : load_f32_register(f32 + at);
         }
-        ROW(r) PART(i) total[r][i] += weight[i] * x[r * run->in_stride + input];
+        EACH_ROW(r) EACH_REGISTER(i) sums[r][i] += weights[i] * x[r * run->in_stride + input];
     }
 }
 
-/* Return the sum of the numbers of a group of a row; `at` counts the groups of all rows. */
-INLINE int32_t group_sum(const Run *run, int64_t at) { return run->sums[2 * at] + run->sums[2 * at + 1]; }
+/* Return the sum of the codes of a group of a row; `row_group` counts the groups of all rows. */
+INLINE int32_t group_sum(const Run *run, int64_t row_group) {
+    return run->subgroup_sums[2 * row_group] + run->subgroup_sums[2 * row_group + 1];
+}
 
-/* Add the products of `units` units of 8-bit weights `w` with those of the rows from `x` on. */
-INLINE void add_units8(const Run *run, const uint8_t *w, const number8 *x, int units, int rows, iw sum[ROWS][PARTS]) {
-    for (int unit = 0; unit < units; unit++, w += BLOCK * UNIT8) {
-        weights part[PARTS];
-        __builtin_prefetch(w + 4 * AHEAD);
-        PART(i) part[i] = load_weights8(w + i * WIDTH * UNIT8);
-        ROW(r) PART(i) sum[r][i] = dot8(sum[r][i], part[i], x + r * run->wide + unit * UNIT8);
+/* Add the products of `num_units` units of 8-bit weights with those of the rows of `codes`, in whole numbers. */
+INLINE void add_units_int8(const Run *run, const uint8_t *weights, const code_for_int8 *codes, int num_units,
+                           int num_rows, i32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
+    for (int unit = 0; unit < num_units; unit++, weights += PANEL * UNIT_INT8) {
+        weight_unit column[PANEL_REGISTERS];
+        __builtin_prefetch(weights + PREFETCH_BYTES);
+        EACH_REGISTER(i) column[i] = load_int8(weights + i * REGISTER_LANES * UNIT_INT8);
+        EACH_ROW(r) EACH_REGISTER(i)
+            sums[r][i] = dot_int8(sums[r][i], column[i], codes + r * run->padded_inputs + unit * UNIT_INT8);
     }
 }
 
-INLINE void int8_block(const Run *run, int64_t block, int64_t t, int rows, fw total[ROWS][PARTS]) {
-    int64_t groups = parts_of(run->weight->inputs, GROUP);
-    const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * GROUP * BLOCK;
-    const number8 *x = run->numbers8 + t * run->wide;
-    for (int64_t group = 0; group < groups; group++, w += GROUP * BLOCK) {
-        iw sum[ROWS][PARTS] = {0};
-        add_units8(run, w, x + group * GROUP, GROUP / UNIT8, rows, sum);
-        ROW(r) {
-            int64_t at = (t + r) * run->groups + group;
-            PART(i) total[r][i] += to_floats(sum[r][i] - OFFSET8 * group_sum(run, at)) * run->scales[at];
+/* INT8: the exact sum of a group times the row's scale, added in the order of groups, then times the output's scale. */
+INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows,
+                      f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
+    int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
+    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * GROUP * PANEL;
+    const code_for_int8 *codes = run->codes_for_int8 + first_row * run->padded_inputs;
+
+    for (int64_t group = 0; group < num_groups; group++, weights += GROUP * PANEL) {
+        i32_register group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+        add_units_int8(run, weights, codes + group * GROUP, GROUP / UNIT_INT8, num_rows, group_sums);
+        EACH_ROW(r) {
+            int64_t row_group = (first_row + r) * run->max_groups + group;
+            EACH_REGISTER(i) sums[r][i] += to_f32_register(group_sums[r][i] - OFFSET_INT8 * group_sum(run, row_group))
+                                           * run->scales[row_group];
         }
     }
-    const float *scales = (const float *)run->weight->scales + block * BLOCK;
-    ROW(r) PART(i) total[r][i] *= load_floats(scales + i * WIDTH);
+
+    const float *scales = (const float *)run->weight->scales + panel * PANEL;
+    EACH_ROW(r) EACH_REGISTER(i) sums[r][i] *= load_f32_register(scales + i * REGISTER_LANES);
 }
 
-/* GROUPS8, or HALVES8 if `halved`. */
-INLINE void grouped8_block(const Run *run, int64_t block, int64_t t, int rows, bool halved, fw total[ROWS][PARTS]) {
-    int64_t groups = parts_of(run->weight->inputs, GROUP);
-    const int spans = halved ? 2 : 1, span = GROUP / spans, floats = halved ? 3 : 1;
-    const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * GROUP * BLOCK;
-    const float *scales = (const float *)run->weight->scales + block * groups * floats * BLOCK;
-    for (int64_t group = 0; group < groups; group++, scales += floats * BLOCK) {
-        const number8 *x = run->numbers8 + t * run->wide + group * GROUP;
-        fw steps[ROWS][PARTS] = {0};
-        for (int half = 0; half < spans; half++, w += span * BLOCK, x += span) {
-            iw sum[ROWS][PARTS] = {0};
-            add_units8(run, w, x, span / UNIT8, rows, sum);
-            ROW(r) {
-                int64_t at = (t + r) * run->groups + group;
-                int32_t numbers = halved ? run->sums[2 * at + half] : group_sum(run, at);
-                PART(i) steps[r][i] += to_floats(sum[r][i] - OFFSET8 * numbers)
-                                       * load_floats(scales + half * BLOCK + i * WIDTH);
+/* GROUP_INT8, or SUBGROUP_INT8 if `has_subgroups`: the exact sum of each part of a group times its scale, plus minimum
+ * times the sum of the row's codes, times the row's scale; added in the order of groups. */
+INLINE void grouped_int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool has_subgroups,
+                              f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
+    int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
+    const int num_parts = has_subgroups ? 2 : 1, part_inputs = GROUP / num_parts;
+    const int floats_per_group = has_subgroups ? 3 : 1;
+    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * GROUP * PANEL;
+    const float *scales = (const float *)run->weight->scales + panel * num_groups * floats_per_group * PANEL;
+
+    for (int64_t group = 0; group < num_groups; group++, scales += floats_per_group * PANEL) {
+        const code_for_int8 *codes = run->codes_for_int8 + first_row * run->padded_inputs + group * GROUP;
+        f32_register scaled_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+
+        for (int part = 0; part < num_parts; part++, weights += part_inputs * PANEL, codes += part_inputs) {
+            i32_register part_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+            add_units_int8(run, weights, codes, part_inputs / UNIT_INT8, num_rows, part_sums);
+            EACH_ROW(r) {
+                int64_t row_group = (first_row + r) * run->max_groups + group;
+                int32_t code_sum = has_subgroups ? run->subgroup_sums[2 * row_group + part] : group_sum(run, row_group);
+                EACH_REGISTER(i) scaled_sums[r][i] += to_f32_register(part_sums[r][i] - OFFSET_INT8 * code_sum)
+                                                      * load_f32_register(scales + part * PANEL + i * REGISTER_LANES);
             }
         }
-        ROW(r) {
-            int64_t at = (t + r) * run->groups + group;
-            if (halved) PART(i) steps[r][i] += load_floats(scales + 2 * BLOCK + i * WIDTH) * (float)group_sum(run, at);
-            PART(i) total[r][i] += steps[r][i] * run->scales[at];
+
+        const float *minimums = scales + 2 * PANEL; /* of SUBGROUP_INT8 */
+        EACH_ROW(r) {
+            int64_t row_group = (first_row + r) * run->max_groups + group;
+            if (has_subgroups)
+                EACH_REGISTER(i) scaled_sums[r][i] += load_f32_register(minimums + i * REGISTER_LANES)
+                                                      * (float)group_sum(run, row_group);
+            EACH_REGISTER(i) sums[r][i] += scaled_sums[r][i] * run->scales[row_group];
         }
     }
 }
 
-/* INT4, or GROUPS4 if the codes begin at 0 and have scales in float32. */
-INLINE void codes4_block(const Run *run, int64_t block, int64_t t, int rows, bool from_0, fw total[ROWS][PARTS]) {
-    int64_t groups = parts_of(run->weight->inputs, GROUP);
-    const int half = GROUP / UNIT4 / 2;
-    const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * BLOCK * GROUP / 2;
-    const float *whole = (const float *)run->weight->scales + block * groups * 2 * BLOCK;
-    const uint16_t *halves = (const uint16_t *)run->weight->scales + block * groups * 2 * BLOCK;
-    for (int64_t group = 0; group < groups; group++, whole += 2 * BLOCK, halves += 2 * BLOCK) {
-        const number4 *x = run->numbers4 + t * run->wide + group * GROUP;
-        sum4 sum[ROWS][PARTS] = {0};
-        for (int unit = 0; unit < half; unit++, w += BLOCK * UNIT4) {
-            __builtin_prefetch(w + 4 * AHEAD);
-            PART(i) {
-                weights low = low_codes(w + i * WIDTH * UNIT4), high = high_codes(w + i * WIDTH * UNIT4);
-                ROW(r) {
-                    sum[r][i] = dot4(sum[r][i], low, x + r * run->wide + unit * UNIT4);
-                    sum[r][i] = dot4(sum[r][i], high, x + r * run->wide + (half + unit) * UNIT4);
+/* INT4, or GROUP_INT4 if `is_gguf`: the exact sum of a group times its scale, plus its offset times the sum of the
+ * row's codes, times the row's scale; added in the order of groups. GROUP_INT4 has no zero point, and scales in
+ * float32. */
+INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool is_gguf,
+                      f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
+    int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
+    const int num_units = SUBGROUP / UNIT_INT4; /* of a subgroup */
+    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * PANEL * GROUP / 2;
+    const float *f32 = (const float *)run->weight->scales + panel * num_groups * 2 * PANEL;
+    const uint16_t *bf16 = (const uint16_t *)run->weight->scales + panel * num_groups * 2 * PANEL;
+
+    for (int64_t group = 0; group < num_groups; group++, f32 += 2 * PANEL, bf16 += 2 * PANEL) {
+        const code_for_int4 *codes = run->codes_for_int4 + first_row * run->padded_inputs + group * GROUP;
+        sums_int4 group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+
+        /* in whole numbers: the units of the first subgroup in low nibbles, those of the second one in high nibbles */
+        for (int unit = 0; unit < num_units; unit++, weights += PANEL * UNIT_INT4) {
+            __builtin_prefetch(weights + PREFETCH_BYTES);
+            EACH_REGISTER(i) {
+                weight_unit low = load_low_nibbles(weights + i * REGISTER_LANES * UNIT_INT4);
+                weight_unit high = load_high_nibbles(weights + i * REGISTER_LANES * UNIT_INT4);
+                EACH_ROW(r) {
+                    group_sums[r][i] = dot_int4(group_sums[r][i], low,
+                                                codes + r * run->padded_inputs + unit * UNIT_INT4);
+                    group_sums[r][i] = dot_int4(group_sums[r][i], high,
+                                                codes + r * run->padded_inputs + (num_units + unit) * UNIT_INT4);
                 }
             }
         }
-        PART(i) {
-            int64_t first = i * WIDTH, second = BLOCK + i * WIDTH;
-            fw scale = from_0 ? load_floats(whole + first) : load_halves(halves + first);
-            fw offset = from_0 ? load_floats(whole + second) : load_halves(halves + second);
-            ROW(r) {
-                int64_t at = (t + r) * run->groups + group;
-                int32_t numbers = group_sum(run, at);
-                fw steps = to_floats(closed4(sum[r][i]) - (from_0 ? 0 : 8 * numbers)) * scale;
-                total[r][i] += (steps + offset * (float)numbers) * run->scales[at];
+
+        /* in floats */
+        EACH_REGISTER(i) {
+            int64_t scale_at = i * REGISTER_LANES, offset_at = PANEL + i * REGISTER_LANES;
+            f32_register scale = is_gguf ? load_f32_register(f32 + scale_at) : load_bf16_register(bf16 + scale_at);
+            f32_register offset = is_gguf ? load_f32_register(f32 + offset_at) : load_bf16_register(bf16 + offset_at);
+            EACH_ROW(r) {
+                int64_t row_group = (first_row + r) * run->max_groups + group;
+                int32_t code_sum = group_sum(run, row_group), zero_point = is_gguf ? 0 : INT4_ZERO_POINT;
+                f32_register code_sums = to_f32_register(widen_int4(group_sums[r][i]) - zero_point * code_sum);
+                sums[r][i] += (code_sums * scale + offset * (float)code_sum) * run->scales[row_group];
             }
         }
     }
 }
 
-/* Compute `rows` rows of a block, and write them with the bias, or add them. */
-INLINE void block_rows(const Run *run, int64_t block, int64_t t, int rows) {
+/* Compute a tile, and write it with the bias, or add it. */
+INLINE void compute_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows) {
     const Weight *w = run->weight;
-    fw total[ROWS][PARTS] = {0};
-    if (w->form == FLOAT32) float_block(run, block, t, rows, false, total);
-    if (w->form == BFLOAT16) float_block(run, block, t, rows, true, total);
-    if (w->form == INT8) int8_block(run, block, t, rows, total);
-    if (w->form == INT4) codes4_block(run, block, t, rows, false, total);
-    if (w->form == GROUPS4) codes4_block(run, block, t, rows, true, total);
-    if (w->form == GROUPS8) grouped8_block(run, block, t, rows, false, total);
-    if (w->form == HALVES8) grouped8_block(run, block, t, rows, true, total);
+    f32_register sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+    if (w->form == FLOAT32) float_tile(run, panel, first_row, num_rows, false, sums);
+    if (w->form == BFLOAT16) float_tile(run, panel, first_row, num_rows, true, sums);
+    if (w->form == INT8) int8_tile(run, panel, first_row, num_rows, sums);
+    if (w->form == INT4) int4_tile(run, panel, first_row, num_rows, false, sums);
+    if (w->form == GROUP_INT4) int4_tile(run, panel, first_row, num_rows, true, sums);
+    if (w->form == GROUP_INT8) grouped_int8_tile(run, panel, first_row, num_rows, false, sums);
+    if (w->form == SUBGROUP_INT8) grouped_int8_tile(run, panel, first_row, num_rows, true, sums);
 
-    int64_t first = block * BLOCK, count = least(BLOCK, w->outputs - first);
-    ROW(r) {
-        float made[BLOCK], *to = run->out + (t + r) * w->outputs + first;
-        PART(i) store_floats(made + i * WIDTH, total[r][i]);
-        if (w->bias) for (int64_t i = 0; i < count; i++) made[i] += w->bias[first + i];
-        for (int64_t i = 0; i < count; i++) to[i] = run->adds ? to[i] + made[i] : made[i];
+    int64_t first_output = panel * PANEL, count = min_i64(PANEL, w->num_outputs - first_output);
+    EACH_ROW(r) {
+        float outputs[PANEL], *to = run->out + (first_row + r) * w->num_outputs + first_output;
+        EACH_REGISTER(i) store_f32_register(outputs + i * REGISTER_LANES, sums[r][i]);
+        if (w->bias) for (int64_t i = 0; i < count; i++) outputs[i] += w->bias[first_output + i];
+        for (int64_t i = 0; i < count; i++) to[i] = run->adds_to_out ? to[i] + outputs[i] : outputs[i];
     }
 }
 
-/* Compute all rows for one of the `items` shares of a weight's blocks. */
+/* Compute all rows for one of the `num_items` shares of a weight's panels. */
 static void product_item(void *job, int64_t item, int64_t thread) {
     (void)thread;
     const Run *run = job;
-    int64_t blocks = parts_of(run->weight->outputs, BLOCK);
-    int64_t last = (item + 1) * blocks / run->items;
-    for (int64_t block = item * blocks / run->items; block < last; block++) {
-        int64_t t = 0;
-        for (; t + ROWS <= run->segment->rows; t += ROWS) block_rows(run, block, t, ROWS);
-        switch (run->segment->rows - t) {
-#if ROWS > 4
-        case 7: block_rows(run, block, t, 7); break;
-        case 6: block_rows(run, block, t, 6); break;
-        case 5: block_rows(run, block, t, 5); break;
-        case 4: block_rows(run, block, t, 4); break;
+    int64_t num_panels = ceil_div(run->weight->num_outputs, PANEL);
+    int64_t end = (item + 1) * num_panels / run->num_items;
+
+    for (int64_t panel = item * num_panels / run->num_items; panel < end; panel++) {
+        int64_t row = 0;
+        for (; row + TILE_ROWS <= run->segment->num_rows; row += TILE_ROWS) compute_tile(run, panel, row, TILE_ROWS);
+        switch (run->segment->num_rows - row) {
+#if TILE_ROWS > 4
+        case 7: compute_tile(run, panel, row, 7); break;
+        case 6: compute_tile(run, panel, row, 6); break;
+        case 5: compute_tile(run, panel, row, 5); break;
+        case 4: compute_tile(run, panel, row, 4); break;
 #endif
-#if ROWS > 2
-        case 3: block_rows(run, block, t, 3); break;
-        case 2: block_rows(run, block, t, 2); break;
+#if TILE_ROWS > 2
+        case 3: compute_tile(run, panel, row, 3); break;
+        case 2: compute_tile(run, panel, row, 2); break;
 #endif
-        case 1: block_rows(run, block, t, 1); break;
+        case 1: compute_tile(run, panel, row, 1); break;
         }
     }
 }
 
 static bool is_quantized(const Weight *w) { return w->form >= INT8; }
-static bool has_4_bits(const Weight *w) { return w->form == INT4 || w->form == GROUPS4; }
+static bool has_nibbles(const Weight *w) { return w->form == INT4 || w->form == GROUP_INT4; }
 
-/* Quantize a row for the product that comes next. */
-static void quantize_row(const Run *run, int64_t t, const Weight *w, const float *x) {
+/* Quantize a row x `[I]` for the product that comes next. */
+static void quantize_row(const Run *run, int64_t row, const Weight *w, const float *x) {
     if (!is_quantized(w)) return;
-    bool four = has_4_bits(w);
-    Quantized to = {four ? NULL : run->numbers8 + t * run->wide, four ? run->numbers4 + t * run->wide : NULL,
-                    run->scales + t * run->groups, run->sums + 2 * t * run->groups};
-    quantize(x, w->inputs, &to);
+    bool is_int4 = has_nibbles(w);
+    QuantizedRow to = {is_int4 ? NULL : run->codes_for_int8 + row * run->padded_inputs,
+                       is_int4 ? run->codes_for_int4 + row * run->padded_inputs : NULL,
+                       run->scales + row * run->max_groups, run->subgroup_sums + 2 * row * run->max_groups};
+    quantize(x, w->num_inputs, &to);
 }
 
-static void before_product(void *job, int64_t t, int64_t thread) {
+static void before_product(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     (void)thread;
-    quantize_row(run, t, run->weight, run->in + t * run->in_stride);
+    quantize_row(run, row, run->weight, run->in + row * run->in_stride);
 }
 
 /* Multiply the rows `in` `[T, I]` (or the quantized ones) with a weight; write the results to `out`, or add them. */
-static void product(Run *run, const Weight *w, const float *in, float *out, bool adds) {
+static void product(Run *run, const Weight *w, const float *in, float *out, bool adds_to_out) {
     run->weight = w;
     run->in = in;
-    run->in_stride = w->inputs;
+    run->in_stride = w->num_inputs;
     run->out = out;
-    run->adds = adds;
-    run->items = least(parts_of(w->outputs, BLOCK), 4 * pool_size(run->model->pool));
-    pool_run(run->model->pool, product_item, run, run->items);
+    run->adds_to_out = adds_to_out;
+    run->num_items = min_i64(ceil_div(w->num_outputs, PANEL), ITEMS_PER_THREAD * pool_size(run->model->pool));
+    pool_run(run->model->pool, product_item, run, run->num_items);
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* Write a row's keys or values of one head `[E]` to its slot; in 8 bits with a scale. */
-static void write_slot(const float *x, int64_t size, void *to, float *scales, int64_t at) {
+/* Write a row's key or value of one head `[E]` to its slot; in 8 bits with a scale. `slot_at` counts the slots of all
+ * layers and heads. */
+static void write_slot(const float *x, int64_t head_dim, void *to, float *scales, int64_t slot_at) {
     if (!scales) {
-        memcpy((float *)to + at * size, x, (size_t)size * sizeof *x);
+        memcpy((float *)to + slot_at * head_dim, x, (size_t)head_dim * sizeof *x);
         return;
     }
-    float scale = magnitude(x, size);
-    scale = (scale < 1e-20f ? 1e-20f : scale) / 127;
-    scales[at] = scale;
-    for (int64_t i = 0; i < size; i++) ((int8_t *)to)[at * size + i] = (int8_t)rounded(x[i] / scale);
+
+    float magnitude = max_magnitude(x, head_dim);
+    float scale = (magnitude < MIN_CACHED_MAGNITUDE ? MIN_CACHED_MAGNITUDE : magnitude) / MAX_CODE;
+    scales[slot_at] = scale;
+    for (int64_t i = 0; i < head_dim; i++)
+        ((int8_t *)to)[slot_at * head_dim + i] = (int8_t)round_to_int(x[i] / scale);
 }
 
-/* The keys or values of one head. */
+/* The keys or the values of one layer and key/value head. */
 typedef struct {
-    const void *numbers; /* `[room, E]` */
-    const float *scales; /* `[room]`, or NULL */
-} Held;
+    const void *elements; /* `[num_slots, E]`: floats, or codes of 8 bits */
+    const float *scales; /* `[num_slots]`, or NULL */
+} CachedHead;
 
-INLINE f8 load_held(Held held, int64_t at, bool small) {
-    return small ? load_codes8((const int8_t *)held.numbers + at) : load8((const float *)held.numbers + at);
+INLINE f32x8 load_cached_x8(CachedHead cached, int64_t at, bool is_int8) {
+    return is_int8 ? load_codes_x8((const int8_t *)cached.elements + at) : load_x8((const float *)cached.elements + at);
 }
 
-/* Write the scores of a query `[E]` for eight slots, with the model's factor and soft cap. */
-INLINE void scores_of(const float *q, const Model *m, Held keys, const int64_t slot[8], bool small, float *scores) {
-    int64_t size = m->head_dim;
-    f8 sum[8] = {0};
-    for (int64_t i = 0; i < size; i += 8) {
-        f8 part = load8(q + i);
-        UNROLL for (int j = 0; j < 8; j++) sum[j] += part * load_held(keys, slot[j] * size + i, small);
+/* Write the scores of a query `[E]` for eight slots, with the model's factor and soft cap. A score is a sum in eight
+ * lanes over E, then over the lanes. */
+INLINE void score_slots(const float *query, const Model *m, CachedHead keys, const int64_t slots[LANES], bool is_int8,
+                        float *to) {
+    int64_t head_dim = m->head_dim;
+    f32x8 sums[LANES] = {0};
+    for (int64_t i = 0; i < head_dim; i += LANES) {
+        f32x8 part = load_x8(query + i);
+        UNROLL for (int j = 0; j < LANES; j++) sums[j] += part * load_cached_x8(keys, slots[j] * head_dim + i, is_int8);
     }
-    f8 made = sums8(sum) * m->scale;
-    if (small) for (int j = 0; j < 8; j++) made[j] *= keys.scales[slot[j]];
-    if (m->score_cap != 0) made = tanh8(made / m->score_cap) * m->score_cap;
-    store8(scores, made);
+
+    f32x8 scores = lane_sums_x8(sums) * m->score_scale;
+    if (is_int8) for (int j = 0; j < LANES; j++) scores[j] *= keys.scales[slots[j]];
+    if (m->score_cap != 0) scores = tanh_x8(scores / m->score_cap) * m->score_cap;
+    store_x8(to, scores);
 }
 
-/* Turn scores `[first, count)` into weights that add up to 1; scores before `first`, in its eight lanes, become 0. */
-static void softmax(float *scores, int64_t first, int64_t count) {
-    int64_t begin = first / 8 * 8;
-    for (int64_t j = begin; j < first; j++) scores[j] = -INFINITY;
-    for (int64_t j = count; j % 8; j++) scores[j] = -INFINITY;
-    f8 top = load8(scores + begin);
-    for (int64_t j = begin; j < count; j += 8) top = max8(load8(scores + j), top);
-    float largest = top[0];
-    for (int lane = 1; lane < 8; lane++) largest = top[lane] > largest ? top[lane] : largest;
+/* Turn scores `[start, end)` into weights that add up to 1; the other scores in vectors of these become 0. Lane i adds
+ * the weights whose index is i modulo 8. */
+static void softmax(float *scores, int64_t start, int64_t end) {
+    int64_t first = start / LANES * LANES;
+    for (int64_t j = first; j < start; j++) scores[j] = -INFINITY;
+    for (int64_t j = end; j % LANES; j++) scores[j] = -INFINITY;
 
-    f8 sum = all8(0);
-    for (int64_t j = begin; j < count; j += 8) {
-        f8 score = load8(scores + j);
-        f8 weight = pick8(score == all8(-INFINITY), all8(0), exp8(score - largest));
-        store8(scores + j, weight);
-        sum += weight;
+    /* the largest score */
+    f32x8 max_scores = load_x8(scores + first);
+    for (int64_t j = first; j < end; j += LANES) max_scores = max_x8(load_x8(scores + j), max_scores);
+    float max_score = max_scores[0];
+    for (int lane = 1; lane < LANES; lane++) max_score = max_scores[lane] > max_score ? max_scores[lane] : max_score;
+
+    /* weights */
+    f32x8 sums = broadcast_x8(0);
+    for (int64_t j = first; j < end; j += LANES) {
+        f32x8 score = load_x8(scores + j);
+        f32x8 weight = select_x8(score == broadcast_x8(-INFINITY), broadcast_x8(0), exp_x8(score - max_score));
+        store_x8(scores + j, weight);
+        sums += weight;
     }
-    float inverse = 1 / sum8(sum);
-    for (int64_t j = begin; j < count; j += 8) store8(scores + j, load8(scores + j) * inverse);
+
+    float inverse_sum = 1 / lane_sum_x8(sums);
+    for (int64_t j = first; j < end; j += LANES) store_x8(scores + j, load_x8(scores + j) * inverse_sum);
 }
 
-/* Add the weighted values of `count` consecutive slots of a path to `out` `[E]`, in the order of the path. */
-INLINE void add_values(const float *weights, Held values, const int64_t *slot, int64_t count, int64_t size, bool small,
-                       float *out) {
-    for (int64_t i = 0; i < size; i += 64) {
-        f8 sum[8];
-        int parts = (int)least(8, (size - i) / 8);
-        for (int part = 0; part < parts; part++) sum[part] = load8(out + i + 8 * part);
+/* Add the weighted values of `count` successive slots of a path to `out` `[E]`, in the order of the path. */
+INLINE void add_values(const float *weights, CachedHead values, const int64_t *slots, int64_t count, int64_t head_dim,
+                       bool is_int8, float *out) {
+    for (int64_t i = 0; i < head_dim; i += VALUE_VECTORS * LANES) {
+        f32x8 sums[VALUE_VECTORS];
+        int num_vectors = (int)min_i64(VALUE_VECTORS, (head_dim - i) / LANES);
+        for (int v = 0; v < num_vectors; v++) sums[v] = load_x8(out + i + LANES * v);
+
         for (int64_t j = 0; j < count; j++) {
-            float weight = small ? weights[j] * values.scales[slot[j]] : weights[j];
-            int64_t at = slot[j] * size + i;
-            if (parts == 8) {
-                UNROLL for (int part = 0; part < 8; part++)
-                    sum[part] += weight * load_held(values, at + 8 * part, small);
+            float weight = is_int8 ? weights[j] * values.scales[slots[j]] : weights[j];
+            int64_t at = slots[j] * head_dim + i;
+            if (num_vectors == VALUE_VECTORS) {
+                UNROLL for (int v = 0; v < VALUE_VECTORS; v++)
+                    sums[v] += weight * load_cached_x8(values, at + LANES * v, is_int8);
             } else {
-                for (int part = 0; part < parts; part++) sum[part] += weight * load_held(values, at + 8 * part, small);
+                for (int v = 0; v < num_vectors; v++)
+                    sums[v] += weight * load_cached_x8(values, at + LANES * v, is_int8);
             }
         }
-        for (int part = 0; part < parts; part++) store8(out + i + 8 * part, sum[part]);
+
+        for (int v = 0; v < num_vectors; v++) store_x8(out + i + LANES * v, sums[v]);
     }
 }
 
-/* One key/value head of a chunk. */
+/* The attention of a chunk's rows to one key/value head, by the query heads that share it. */
 typedef struct {
     const Run *run;
     const Chunk *chunk;
-    Held keys, values;
-    int64_t head, first; /* the first slot that the cache holds */
-    float *scores; /* `[AT_ONCE, H / K, longest]` */
-} Task;
+    CachedHead keys, values;
+    int64_t kv_head, first_slot; /* the first slot that the cache still has */
+    float *scores; /* `[MAX_CHUNK_ROWS, H / K, max_slots]` */
+} HeadTask;
 
-/* Return the number of slots that a row of a chunk sees: the indices in its path are the numbers from 0 below it. */
-INLINE int64_t path_length(const Task *task, int64_t r) {
-    return task->chunk->request->settled + task->run->seen_count[task->chunk->row + r];
+/* Return the number of slots that a row of a chunk sees. */
+INLINE int64_t path_length(const HeadTask *task, int64_t chunk_row) {
+    return task->chunk->request->num_settled + task->run->num_visible_tail[task->chunk->first_row + chunk_row];
 }
 
-/* Return the first index of a path of `count` slots that is in the window of its row. */
-INLINE int64_t window_start(const Task *task, int64_t count) {
+/* Return the first index of a path of `length` slots that is in the window of its row. */
+INLINE int64_t window_start(const HeadTask *task, int64_t length) {
     int64_t window = task->run->layer->window;
-    return window ? most(0, count - window) : 0;
+    return window ? max_i64(0, length - window) : 0;
 }
 
-/* Write the slots of eight indices of a row's path, from j on; behind its end, the last one again. */
-INLINE void slots_of(const Task *task, int64_t r, int64_t j, int64_t slot[8]) {
-    int64_t settled = task->chunk->request->settled, last = path_length(task, r) - 1;
-    const int32_t *seen = task->run->seen + (task->chunk->row + r) * task->run->tail;
-    for (int64_t i = 0; i < 8; i++) {
-        int64_t path_index = least(j + i, last);
-        int64_t at = path_index < settled ? path_index : settled + seen[path_index - settled];
-        slot[i] = most(at - task->first, 0); /* a dropped slot is outside of the window */
+/* Write the slots of eight path indices of a row, from `path_index` on; after the path's end, its last slot again. */
+INLINE void path_slots(const HeadTask *task, int64_t chunk_row, int64_t path_index, int64_t slots[LANES]) {
+    int64_t num_settled = task->chunk->request->num_settled, last = path_length(task, chunk_row) - 1;
+    const int32_t *visible_tail = task->run->visible_tail + (task->chunk->first_row + chunk_row) * task->run->max_tail;
+    for (int64_t i = 0; i < LANES; i++) {
+        int64_t index = min_i64(path_index + i, last);
+        int64_t slot = index < num_settled ? index : num_settled + visible_tail[index - num_settled];
+        slots[i] = max_i64(slot - task->first_slot, 0); /* a dropped slot is outside of the window */
     }
 }
 
-INLINE float *scores_at(const Task *task, int64_t r, int64_t g) {
+/* Return the scores of a row and of one of the query heads that share the key/value head, by path index. */
+INLINE float *scores_of(const HeadTask *task, int64_t chunk_row, int64_t head) {
     const Model *m = task->run->model;
-    return task->scores + (r * (m->heads / m->kv_heads) + g) * task->run->longest;
+    return task->scores + (chunk_row * (m->num_heads / m->num_kv_heads) + head) * task->run->max_slots;
 }
 
-/* Write the scores of row r of a chunk for eight numbers of its path, from j on. */
-INLINE void score_row(const Task *task, int64_t r, int64_t j, bool small) {
+/* Write the scores of a row for eight path indices, from `path_index` on. */
+INLINE void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_index, bool is_int8) {
     const Run *run = task->run;
     const Model *m = run->model;
-    int64_t group = m->heads / m->kv_heads, slot[8];
-    const float *q = run->qkv + (task->chunk->row + r) * run->layer->qkv.outputs + task->head * group * m->head_dim;
-    slots_of(task, r, j, slot);
-    for (int64_t g = 0; g < group; g++)
-        scores_of(q + g * m->head_dim, m, task->keys, slot, small, scores_at(task, r, g) + j);
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
+    const float *queries = run->qkv + (task->chunk->first_row + chunk_row) * run->layer->qkv.num_outputs
+                           + task->kv_head * num_query_heads * m->head_dim;
+
+    path_slots(task, chunk_row, path_index, slots);
+    for (int64_t head = 0; head < num_query_heads; head++) {
+        score_slots(queries + head * m->head_dim, m, task->keys, slots, is_int8,
+                    scores_of(task, chunk_row, head) + path_index);
+    }
 }
 
-/* Add the weighted values of the numbers `[j, last)` of the path of row r, at most eight, to its output. */
-INLINE void value_row(const Task *task, int64_t r, int64_t j, int64_t last, bool small) {
-    const Run *run = task->run;
-    const Model *m = run->model;
-    int64_t group = m->heads / m->kv_heads, slot[8];
-    float *out = run->attended + ((task->chunk->row + r) * m->heads + task->head * group) * m->head_dim;
-    slots_of(task, r, j, slot);
-    for (int64_t g = 0; g < group; g++)
-        add_values(scores_at(task, r, g) + j, task->values, slot, last - j, m->head_dim, small, out + g * m->head_dim);
-}
-
-/* Compute the attention of a task. Eight numbers of the paths are computed for all rows, since their slots are mostly
- * the same. */
-INLINE void attend(const Task *task, bool small) {
+/* Add the weighted values of the path indices `[start, end)` of a row, at most eight, to its output. */
+INLINE void add_row_values(const HeadTask *task, int64_t chunk_row, int64_t start, int64_t end, bool is_int8) {
     const Model *m = task->run->model;
-    int64_t group = m->heads / m->kv_heads, rows = task->chunk->rows, longest = 0;
-    for (int64_t r = 0; r < rows; r++) longest = most(longest, path_length(task, r));
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
+    const Run *run = task->run;
+    float *out = run->attended + ((task->chunk->first_row + chunk_row) * m->num_heads
+                                  + task->kv_head * num_query_heads) * m->head_dim;
 
-    for (int64_t j = 0; j < longest; j += 8) {
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t count = path_length(task, r);
-            if (j < count && j + 8 > window_start(task, count)) score_row(task, r, j, small);
+    path_slots(task, chunk_row, start, slots);
+    for (int64_t head = 0; head < num_query_heads; head++) {
+        add_values(scores_of(task, chunk_row, head) + start, task->values, slots, end - start, m->head_dim, is_int8,
+                   out + head * m->head_dim);
+    }
+}
+
+/* Compute the attention of a task. Eight path indices are computed for all rows before the next eight, since the slots
+ * of the rows are mostly the same. */
+INLINE void attend(const HeadTask *task, bool is_int8) {
+    const Model *m = task->run->model;
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads, num_rows = task->chunk->num_rows, max_length = 0;
+    for (int64_t row = 0; row < num_rows; row++) max_length = max_i64(max_length, path_length(task, row));
+
+    /* scores */
+    for (int64_t path_index = 0; path_index < max_length; path_index += LANES) {
+        for (int64_t row = 0; row < num_rows; row++) {
+            int64_t length = path_length(task, row);
+            bool is_in_window = path_index < length && path_index + LANES > window_start(task, length);
+            if (is_in_window) score_row(task, row, path_index, is_int8);
         }
     }
 
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t count = path_length(task, r);
-        for (int64_t g = 0; g < group; g++) softmax(scores_at(task, r, g), window_start(task, count), count);
-        float *out = task->run->attended + ((task->chunk->row + r) * m->heads + task->head * group) * m->head_dim;
-        memset(out, 0, (size_t)(group * m->head_dim) * sizeof *out);
+    /* weights */
+    for (int64_t row = 0; row < num_rows; row++) {
+        int64_t length = path_length(task, row);
+        for (int64_t head = 0; head < num_query_heads; head++)
+            softmax(scores_of(task, row, head), window_start(task, length), length);
+        float *out = task->run->attended + ((task->chunk->first_row + row) * m->num_heads
+                                            + task->kv_head * num_query_heads) * m->head_dim;
+        memset(out, 0, (size_t)(num_query_heads * m->head_dim) * sizeof *out);
     }
 
-    for (int64_t j = 0; j < longest; j += 8) {
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t count = path_length(task, r);
-            int64_t from = most(j, window_start(task, count)), last = least(j + 8, count);
-            if (from < last) value_row(task, r, from, last, small);
+    /* values */
+    for (int64_t path_index = 0; path_index < max_length; path_index += LANES) {
+        for (int64_t row = 0; row < num_rows; row++) {
+            int64_t length = path_length(task, row);
+            int64_t start = max_i64(path_index, window_start(task, length)), end = min_i64(path_index + LANES, length);
+            if (start < end) add_row_values(task, row, start, end, is_int8);
         }
     }
 }
 
-static Held head_of(const Layer *l, const Slots *slots, void *numbers, float *scales, const Model *m, int64_t head) {
-    int64_t at = (l->layer_in_slots * m->kv_heads + head) * slots->room;
-    char *begin = (char *)numbers + at * m->head_dim * (int64_t)(scales ? 1 : sizeof(float));
-    return (Held){begin, scales ? scales + at : NULL};
+/* Return this layer's keys, or its values, of a key/value head. */
+static CachedHead cached_head(const Layer *l, const Slots *slots, void *elements, float *scales, const Model *m,
+                              int64_t kv_head) {
+    int64_t slot_at = (l->layer_in_slots * m->num_kv_heads + kv_head) * slots->num_slots;
+    char *first = (char *)elements + slot_at * m->head_dim * (int64_t)(scales ? 1 : sizeof(float));
+    return (CachedHead){first, scales ? scales + slot_at : NULL};
 }
 
 /* Compute one key/value head of a chunk. */
@@ -589,126 +693,132 @@ static void attention_item(void *job, int64_t item, int64_t thread) {
     const Run *run = job;
     const Model *m = run->model;
     const Layer *l = run->layer;
-    int64_t head = item % m->kv_heads;
-    const Chunk *chunk = &run->chunk[item / m->kv_heads];
-    const Slots *slots = &chunk->request->slots[l->slots];
-    float *scores = run->scores + thread * AT_ONCE * (m->heads / m->kv_heads) * run->longest;
-    Held keys = head_of(l, slots, slots->keys, slots->key_scales, m, head);
-    Held values = head_of(l, slots, slots->values, slots->value_scales, m, head);
-    Task task = {run, chunk, keys, values, head, slots->first, scores};
+    int64_t kv_head = item % m->num_kv_heads;
+    const Chunk *chunk = &run->chunks[item / m->num_kv_heads];
+    const Slots *slots = &chunk->request->slots[l->slots_index];
+
+    float *scores = run->scores + thread * MAX_CHUNK_ROWS * (m->num_heads / m->num_kv_heads) * run->max_slots;
+    CachedHead keys = cached_head(l, slots, slots->keys, slots->key_scales, m, kv_head);
+    CachedHead values = cached_head(l, slots, slots->values, slots->value_scales, m, kv_head);
+    HeadTask task = {run, chunk, keys, values, kv_head, slots->first_slot, scores};
     if (slots->key_scales) attend(&task, true);
     else attend(&task, false);
 }
 
 /* --- the steps of a layer, between two products ------------------------------------------------------------------- */
 
-static void before_qkv(void *job, int64_t t, int64_t thread) {
+static void before_qkv(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     const Model *m = run->model;
-    float *normed = run->normed + t * m->hidden;
+    float *normed = run->normed + row * m->hidden_size;
     (void)thread;
-    norm(run->segment->x + t * m->hidden, run->layer->attention_norm, m->hidden, m->eps, normed);
-    quantize_row(run, t, &run->layer->qkv, normed);
+    norm(run->segment->x + row * m->hidden_size, run->layer->attention_norm, m->hidden_size, m->norm_eps, normed);
+    quantize_row(run, row, &run->layer->qkv, normed);
 }
 
 /* Norm and rotate the queries and keys of a chunk, and write its keys and values to their slots. */
-static void into_cache(void *job, int64_t item, int64_t thread) {
+static void write_chunk_to_cache(void *job, int64_t item, int64_t thread) {
     const Run *run = job;
     const Model *m = run->model;
     const Layer *l = run->layer;
-    const Chunk *chunk = &run->chunk[item];
-    const Slots *slots = &chunk->request->slots[l->slots];
+    const Chunk *chunk = &run->chunks[item];
+    const Slots *slots = &chunk->request->slots[l->slots_index];
     (void)thread;
-    for (int64_t t = chunk->row; t < chunk->row + chunk->rows; t++) {
-        const float *cos = (l->local ? run->segment->local_cos : run->segment->cos) + t * m->rotated;
-        const float *sin = (l->local ? run->segment->local_sin : run->segment->sin) + t * m->rotated;
-        float *row = run->qkv + t * l->qkv.outputs;
-        int64_t slot = chunk->slot + t - chunk->row - slots->first;
-        for (int64_t head = 0; head < m->heads + m->kv_heads; head++) {
-            float *x = row + head * m->head_dim;
-            const float *weight = head < m->heads ? l->q_norm : l->k_norm;
-            if (weight) norm(x, weight, m->head_dim, m->eps, x);
-            if (l->rotates) rotate(x, cos, sin, m->rotated);
+
+    for (int64_t row = chunk->first_row; row < chunk->first_row + chunk->num_rows; row++) {
+        const float *cos = (l->is_local ? run->segment->local_cos : run->segment->cos) + row * m->rotated_dim;
+        const float *sin = (l->is_local ? run->segment->local_sin : run->segment->sin) + row * m->rotated_dim;
+        float *qkv = run->qkv + row * l->qkv.num_outputs;
+        int64_t slot = chunk->first_slot + row - chunk->first_row - slots->first_slot;
+
+        for (int64_t head = 0; head < m->num_heads + m->num_kv_heads; head++) { /* queries, then keys */
+            float *x = qkv + head * m->head_dim;
+            const float *weight = head < m->num_heads ? l->q_norm : l->k_norm;
+            if (weight) norm(x, weight, m->head_dim, m->norm_eps, x);
+            if (l->rotates) rotate(x, cos, sin, m->rotated_dim);
         }
-        for (int64_t head = 0; head < m->kv_heads; head++) {
-            const float *key = row + (m->heads + head) * m->head_dim, *value = key + m->kv_heads * m->head_dim;
-            int64_t at = (l->layer_in_slots * m->kv_heads + head) * slots->room + slot;
-            write_slot(key, m->head_dim, slots->keys, slots->key_scales, at);
-            write_slot(value, m->head_dim, slots->values, slots->value_scales, at);
+
+        for (int64_t kv_head = 0; kv_head < m->num_kv_heads; kv_head++) {
+            const float *key = qkv + (m->num_heads + kv_head) * m->head_dim;
+            const float *value = key + m->num_kv_heads * m->head_dim;
+            int64_t slot_at = (l->layer_in_slots * m->num_kv_heads + kv_head) * slots->num_slots + slot;
+            write_slot(key, m->head_dim, slots->keys, slots->key_scales, slot_at);
+            write_slot(value, m->head_dim, slots->values, slots->value_scales, slot_at);
         }
     }
 }
 
-static void before_o(void *job, int64_t t, int64_t thread) {
+static void before_o(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     (void)thread;
-    quantize_row(run, t, &run->layer->o, run->attended + t * run->layer->o.inputs);
+    quantize_row(run, row, &run->layer->o, run->attended + row * run->layer->o.num_inputs);
 }
 
-static void before_gate_up(void *job, int64_t t, int64_t thread) {
-    const Run *run = job;
-    const Model *m = run->model;
-    float *normed = run->normed + t * m->hidden;
-    (void)thread;
-    norm(run->segment->x + t * m->hidden, run->layer->mlp_norm, m->hidden, m->eps, normed);
-    quantize_row(run, t, &run->layer->gate_up, normed);
-}
-
-static void before_down(void *job, int64_t t, int64_t thread) {
-    const Run *run = job;
-    int64_t size = run->model->intermediate;
-    const float *both = run->gate_up + t * 2 * size;
-    float *gated = run->gated + t * size;
-    (void)thread;
-    gate(both, both + size, size, run->model->gelu, gated);
-    quantize_row(run, t, &run->layer->down, gated);
-}
-
-static void last_norm(void *job, int64_t t, int64_t thread) {
-    const Run *run = job;
-    float *x = run->segment->x + t * run->model->hidden;
-    (void)thread;
-    norm(x, run->model->norm, run->model->hidden, run->model->eps, x);
-}
-
-/* Add to a row what a block adds, normed and scaled. */
-static void add_block(void *job, int64_t t, int64_t thread) {
+static void before_gate_up(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     const Model *m = run->model;
-    float *x = run->segment->x + t * m->hidden, *added = run->added + t * m->hidden;
+    float *normed = run->normed + row * m->hidden_size;
     (void)thread;
-    if (run->after) norm(added, run->after, m->hidden, m->eps, added);
-    for (int64_t i = 0; i < m->hidden; i++) x[i] += added[i] * m->residual;
+    norm(run->segment->x + row * m->hidden_size, run->layer->mlp_norm, m->hidden_size, m->norm_eps, normed);
+    quantize_row(run, row, &run->layer->gate_up, normed);
 }
 
-/* Compute the last product of a block, and add it to the rows; `after` is the norm of what is added, or NULL. */
-static void last_product(Run *run, const Weight *w, const float *in, const float *after) {
-    if (!after && run->model->residual == 1) {
+static void before_down(void *job, int64_t row, int64_t thread) {
+    const Run *run = job;
+    int64_t size = run->model->intermediate_size;
+    const float *gate_up = run->gate_up + row * 2 * size;
+    float *gated = run->gated + row * size;
+    (void)thread;
+    activate(gate_up, gate_up + size, size, run->model->uses_gelu, gated);
+    quantize_row(run, row, &run->layer->down, gated);
+}
+
+static void norm_final(void *job, int64_t row, int64_t thread) {
+    const Run *run = job;
+    const Model *m = run->model;
+    float *x = run->segment->x + row * m->hidden_size;
+    (void)thread;
+    norm(x, m->final_norm, m->hidden_size, m->norm_eps, x);
+}
+
+/* Add a sublayer's output to a row, normed and scaled. */
+static void add_sublayer_output(void *job, int64_t row, int64_t thread) {
+    const Run *run = job;
+    const Model *m = run->model;
+    float *x = run->segment->x + row * m->hidden_size, *output = run->sublayer_output + row * m->hidden_size;
+    (void)thread;
+    if (run->sublayer_norm) norm(output, run->sublayer_norm, m->hidden_size, m->norm_eps, output);
+    for (int64_t i = 0; i < m->hidden_size; i++) x[i] += output[i] * m->residual_scale;
+}
+
+/* Compute the last product of a sublayer, and add it to the rows; `after_norm` is the norm of its output, or NULL. */
+static void sublayer_product(Run *run, const Weight *w, const float *in, const float *after_norm) {
+    if (!after_norm && run->model->residual_scale == 1) {
         product(run, w, in, run->segment->x, true);
         return;
     }
-    product(run, w, in, run->added, false);
-    run->after = after;
-    pool_run(run->model->pool, add_block, run, run->segment->rows);
+    product(run, w, in, run->sublayer_output, false);
+    run->sublayer_norm = after_norm;
+    pool_run(run->model->pool, add_sublayer_output, run, run->segment->num_rows);
 }
 
-/* Compute one layer: x += o(attention(norm(x))), then x += down(gated(gate_up(norm(x)))). */
-static void layer(Run *run, const Layer *l) {
+/* Compute one layer: x += o(attention(norm(x))), then x += down(activate(gate_up(norm(x)))). */
+static void compute_layer(Run *run, const Layer *l) {
     Pool *pool = run->model->pool;
-    int64_t rows = run->segment->rows;
+    int64_t num_rows = run->segment->num_rows;
     run->layer = l;
 
-    pool_run(pool, before_qkv, run, rows);
+    pool_run(pool, before_qkv, run, num_rows);
     product(run, &l->qkv, run->normed, run->qkv, false);
-    pool_run(pool, into_cache, run, run->chunks);
-    pool_run(pool, attention_item, run, run->chunks * run->model->kv_heads);
-    if (is_quantized(&l->o)) pool_run(pool, before_o, run, rows);
-    last_product(run, &l->o, run->attended, l->after_attention);
+    pool_run(pool, write_chunk_to_cache, run, run->num_chunks);
+    pool_run(pool, attention_item, run, run->num_chunks * run->model->num_kv_heads);
+    if (is_quantized(&l->o)) pool_run(pool, before_o, run, num_rows);
+    sublayer_product(run, &l->o, run->attended, l->after_attention_norm);
 
-    pool_run(pool, before_gate_up, run, rows);
+    pool_run(pool, before_gate_up, run, num_rows);
     product(run, &l->gate_up, run->normed, run->gate_up, false);
-    pool_run(pool, before_down, run, rows);
-    last_product(run, &l->down, run->gated, l->after_mlp);
+    pool_run(pool, before_down, run, num_rows);
+    sublayer_product(run, &l->down, run->gated, l->after_mlp_norm);
 }
 
 /* --- a segment ---------------------------------------------------------------------------------------------------- */
@@ -717,98 +827,104 @@ static void layer(Run *run, const Layer *l) {
 typedef struct {
     Model model;
     char *memory;
-    int64_t size;
+    int64_t num_bytes;
 } Slice;
 
 /* Return whether the sizes of a request fit the memory of its cache and the rows of the segment. */
 static bool is_sound(const Model *m, const Request *request) {
-    if (request->rows < 1 || request->tail < request->rows || request->stride < request->tail) return false;
-    if (request->settled < 0 || request->settled > INT32_MAX || request->tail > INT32_MAX) return false;
-    int64_t end = request->settled + request->tail;
-    for (int64_t i = 0; i < m->layers; i++) {
-        if (m->layer[i].slots >= request->windows) return false;
-        const Slots *slots = &request->slots[m->layer[i].slots];
-        if (m->layer[i].layer_in_slots >= slots->layers) return false;
-        if (slots->first < 0 || slots->first > end - request->rows || end - slots->first > slots->room) return false;
+    if (request->num_rows < 1 || request->num_tail < request->num_rows) return false;
+    if (request->mask_stride < request->num_tail) return false;
+    if (request->num_settled < 0 || request->num_settled > INT32_MAX || request->num_tail > INT32_MAX) return false;
+
+    int64_t end = request->num_settled + request->num_tail;
+    for (int64_t i = 0; i < m->num_layers; i++) {
+        if (m->layers[i].slots_index >= request->num_windows) return false;
+        const Slots *slots = &request->slots[m->layers[i].slots_index];
+        if (m->layers[i].layer_in_slots >= slots->num_layers) return false;
+        if (slots->first_slot < 0 || slots->first_slot > end - request->num_rows) return false;
+        if (end - slots->first_slot > slots->num_slots) return false;
     }
     return true;
 }
 
-/* Give the arrays of a run their places behind `memory`; return the bytes that they need. */
+/* Give the arrays of a run their addresses in `memory`, if it is not NULL; return the bytes that they need. */
 static int64_t lay_out(Run *run, char *memory) {
     const Model *m = run->model;
-    int64_t rows = run->segment->rows, at = 0;
-    int64_t group = m->heads / m->kv_heads;
-#define TAKE(array, count) \
+    int64_t num_rows = run->segment->num_rows, num_bytes = 0;
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads;
+#define ALLOT(array, count) \
     do { \
-        run->array = memory ? (void *)(memory + at) : NULL; \
-        at += parts_of((int64_t)sizeof *run->array * (count), 64) * 64; \
+        run->array = memory ? (void *)(memory + num_bytes) : NULL; \
+        num_bytes += ceil_div((int64_t)sizeof *run->array * (count), CACHE_LINE) * CACHE_LINE; \
     } while (0)
-    TAKE(normed, rows * m->hidden);
-    TAKE(qkv, rows * (m->heads + 2 * m->kv_heads) * m->head_dim);
-    TAKE(attended, rows * m->heads * m->head_dim);
-    TAKE(gate_up, rows * 2 * m->intermediate);
-    TAKE(gated, rows * m->intermediate);
-    TAKE(added, rows * m->hidden);
-    TAKE(numbers8, rows * run->wide);
-    TAKE(numbers4, rows * run->wide);
-    TAKE(scales, rows * run->groups);
-    TAKE(sums, 2 * rows * run->groups);
-    TAKE(seen, rows * run->tail);
-    TAKE(seen_count, rows);
-    TAKE(chunk, rows);
-    TAKE(scores, pool_size(m->pool) * AT_ONCE * group * run->longest);
-#undef TAKE
-    return at;
+    ALLOT(normed, num_rows * m->hidden_size);
+    ALLOT(qkv, num_rows * (m->num_heads + 2 * m->num_kv_heads) * m->head_dim);
+    ALLOT(attended, num_rows * m->num_heads * m->head_dim);
+    ALLOT(gate_up, num_rows * 2 * m->intermediate_size);
+    ALLOT(gated, num_rows * m->intermediate_size);
+    ALLOT(sublayer_output, num_rows * m->hidden_size);
+    ALLOT(codes_for_int8, num_rows * run->padded_inputs);
+    ALLOT(codes_for_int4, num_rows * run->padded_inputs);
+    ALLOT(scales, num_rows * run->max_groups);
+    ALLOT(subgroup_sums, 2 * num_rows * run->max_groups);
+    ALLOT(visible_tail, num_rows * run->max_tail);
+    ALLOT(num_visible_tail, num_rows);
+    ALLOT(chunks, num_rows);
+    ALLOT(scores, pool_size(m->pool) * MAX_CHUNK_ROWS * num_query_heads * run->max_slots);
+#undef ALLOT
+    return num_bytes;
 }
 
-/* Measure what a run needs, whose widest weight has `widest` inputs. */
-static void measure(Run *run, int64_t widest) {
-    run->groups = parts_of(widest, GROUP);
-    run->wide = run->groups * GROUP;
-    for (int64_t i = 0; i < run->segment->requests; i++) {
-        const Request *request = &run->segment->request[i];
-        run->tail = most(run->tail, request->tail);
-        run->longest = most(run->longest, parts_of(request->settled + request->tail, 8) * 8);
+/* Set the sizes of a run's arrays; `max_inputs` are those of the weight with the most inputs. */
+static void measure(Run *run, int64_t max_inputs) {
+    run->max_groups = ceil_div(max_inputs, GROUP);
+    run->padded_inputs = run->max_groups * GROUP;
+    for (int64_t i = 0; i < run->segment->num_requests; i++) {
+        const Request *request = &run->segment->requests[i];
+        int64_t num_slots = request->num_settled + request->num_tail;
+        run->max_tail = max_i64(run->max_tail, request->num_tail);
+        run->max_slots = max_i64(run->max_slots, ceil_div(num_slots, LANES) * LANES);
     }
 }
 
 /* List the chunks, and the slots of the tail that each row sees; return whether each row sees its own slot. */
 static bool list_rows(Run *run) {
-    int64_t t = 0;
-    for (int64_t i = 0; i < run->segment->requests; i++) {
-        const Request *request = &run->segment->request[i];
-        int64_t own = request->tail - request->rows;
-        for (int64_t row = 0; row < request->rows; row++, t++, own++) {
-            const uint8_t *sees = request->sees + row * request->stride;
-            int32_t *seen = run->seen + t * run->tail, count = 0;
-            for (int64_t slot = 0; slot < request->tail; slot++)
-                if (sees[slot]) seen[count++] = (int32_t)slot;
-            run->seen_count[t] = count;
-            if (!sees[own]) return false;
-            if (row % AT_ONCE == 0) {
-                int64_t rows = least(AT_ONCE, request->rows - row);
-                run->chunk[run->chunks++] = (Chunk){request, t, rows, request->settled + own};
+    int64_t row = 0; /* in the segment */
+    for (int64_t i = 0; i < run->segment->num_requests; i++) {
+        const Request *request = &run->segment->requests[i];
+        int64_t own_slot = request->num_tail - request->num_rows; /* in the tail */
+
+        for (int64_t request_row = 0; request_row < request->num_rows; request_row++, row++, own_slot++) {
+            const uint8_t *mask = request->tail_mask + request_row * request->mask_stride;
+            int32_t *visible_tail = run->visible_tail + row * run->max_tail, count = 0;
+            for (int64_t slot = 0; slot < request->num_tail; slot++)
+                if (mask[slot]) visible_tail[count++] = (int32_t)slot;
+            run->num_visible_tail[row] = count;
+            if (!mask[own_slot]) return false;
+
+            if (request_row % MAX_CHUNK_ROWS == 0) {
+                int64_t num_rows = min_i64(MAX_CHUNK_ROWS, request->num_rows - request_row);
+                run->chunks[run->num_chunks++] = (Chunk){request, row, num_rows, request->num_settled + own_slot};
             }
         }
     }
     return true;
 }
 
-/* Copy the rows, if they are wanted at this place: before a layer, or behind the last one. */
-static void copy_out(const Run *run, int64_t place) {
-    float *const *inputs = run->segment->inputs;
-    size_t bytes = (size_t)(run->segment->rows * run->model->hidden) * sizeof(float);
-    if (inputs && inputs[place]) memcpy(inputs[place], run->segment->x, bytes);
+/* Copy the rows, if the input of this layer is wanted; the number of layers stands for the output of the last one. */
+static void copy_layer_input(const Run *run, int64_t layer_index) {
+    float *const *layer_inputs = run->segment->layer_inputs;
+    size_t num_bytes = (size_t)(run->segment->num_rows * run->model->hidden_size) * sizeof(float);
+    if (layer_inputs && layer_inputs[layer_index]) memcpy(layer_inputs[layer_index], run->segment->x, num_bytes);
 }
 
 /* Give a run its memory, which grows as needed; return whether there is enough. */
 static bool reserve(Slice *slice, Run *run) {
-    int64_t size = lay_out(run, NULL);
-    if (size > slice->size) {
+    int64_t num_bytes = lay_out(run, NULL);
+    if (num_bytes > slice->num_bytes) {
         free(slice->memory);
-        slice->memory = aligned_alloc(64, (size_t)size);
-        slice->size = slice->memory ? size : 0;
+        slice->memory = aligned_alloc(CACHE_LINE, (size_t)num_bytes);
+        slice->num_bytes = slice->memory ? num_bytes : 0;
         if (!slice->memory) return false;
     }
     lay_out(run, slice->memory);
@@ -817,19 +933,19 @@ static bool reserve(Slice *slice, Run *run) {
 
 /* --- what Python calls -------------------------------------------------------------------------------------------- */
 
-/* Return how 8-bit and 4-bit weights are to be packed: UNIT8, OFFSET8, UNIT4. */
+/* Write how weights of 8 and of 4 bits are to be packed: UNIT_INT8, OFFSET_INT8, UNIT_INT4. */
 EXPORTED void slice_packing(int64_t to[3]) {
-    to[0] = UNIT8;
-    to[1] = OFFSET8;
-    to[2] = UNIT4;
+    to[0] = UNIT_INT8;
+    to[1] = OFFSET_INT8;
+    to[2] = UNIT_INT4;
 }
 
-/* Return a slice that computes with `threads` threads; NULL without memory. The memory behind `model` must stay. */
-EXPORTED Slice *slice_new(const Model *model, int64_t threads) {
+/* Return a slice that computes with `num_threads` threads; NULL without memory. The memory behind `model` must stay. */
+EXPORTED Slice *slice_new(const Model *model, int64_t num_threads) {
     Slice *slice = calloc(1, sizeof *slice);
     if (!slice) return NULL;
     slice->model = *model;
-    slice->model.pool = pool_new(threads);
+    slice->model.pool = pool_new(num_threads);
     if (slice->model.pool) return slice;
     free(slice);
     return NULL;
@@ -844,39 +960,44 @@ EXPORTED void slice_free(Slice *slice) {
 /* Compute a segment: `x` becomes its output. Return a Result; GIVEN_UP if it was no longer needed. */
 EXPORTED int32_t slice_run(Slice *slice, const Segment *segment) {
     Run run = {.model = &slice->model, .segment = segment};
-    int64_t rows = 0;
-    for (int64_t i = 0; i < segment->requests; i++) {
-        if (!is_sound(run.model, &segment->request[i])) return WRONG;
-        rows += segment->request[i].rows;
-    }
-    if (rows < 1 || rows != segment->rows) return WRONG;
-    for (int64_t i = 0; i < slice->model.layers; i++)
-        if (slice->model.layer[i].local && !(segment->local_cos && segment->local_sin)) return WRONG;
-
     const Model *m = run.model;
-    measure(&run, most(m->hidden, most(m->intermediate, m->heads * m->head_dim)));
-    if (!reserve(slice, &run)) return NO_MEMORY;
-    if (!list_rows(&run)) return WRONG;
 
-    for (int64_t i = 0; i < slice->model.layers; i++) {
-        if (segment->still_needed && !segment->still_needed()) return GIVEN_UP;
-        copy_out(&run, i);
-        layer(&run, &slice->model.layer[i]);
+    /* compare with the sizes of caches and layers */
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < segment->num_requests; i++) {
+        if (!is_sound(m, &segment->requests[i])) return OUT_OF_BOUNDS;
+        num_rows += segment->requests[i].num_rows;
     }
-    copy_out(&run, slice->model.layers);
-    if (slice->model.norm) pool_run(slice->model.pool, last_norm, &run, rows);
+    if (num_rows < 1 || num_rows != segment->num_rows) return OUT_OF_BOUNDS;
+    for (int64_t i = 0; i < m->num_layers; i++)
+        if (m->layers[i].is_local && !(segment->local_cos && segment->local_sin)) return OUT_OF_BOUNDS;
+
+    /* memory */
+    measure(&run, max_i64(m->hidden_size, max_i64(m->intermediate_size, m->num_heads * m->head_dim)));
+    if (!reserve(slice, &run)) return NO_MEMORY;
+    if (!list_rows(&run)) return OUT_OF_BOUNDS;
+
+    /* layers */
+    for (int64_t i = 0; i < m->num_layers; i++) {
+        if (segment->still_needed && !segment->still_needed()) return GIVEN_UP;
+        copy_layer_input(&run, i);
+        compute_layer(&run, &m->layers[i]);
+    }
+    copy_layer_input(&run, m->num_layers);
+    if (m->final_norm) pool_run(m->pool, norm_final, &run, num_rows);
     return DONE;
 }
 
-/* Multiply the rows `in` `[rows, I]` with a weight, with the threads and the memory of a slice of no layers; write the
- * results to `out` `[rows, N]`. Return a Result. */
-EXPORTED int32_t slice_multiply(Slice *slice, const Weight *weight, const float *in, int64_t rows, float *out) {
-    Segment segment = {.rows = rows};
-    Run run = {.model = &slice->model, .segment = &segment, .weight = weight, .in = in, .in_stride = weight->inputs};
-    measure(&run, weight->inputs);
+/* Multiply the rows `in` `[T, I]` with a weight, with the threads and the memory of a slice of no layers; write the
+ * results to `out` `[T, N]`. Return a Result. */
+EXPORTED int32_t slice_multiply(Slice *slice, const Weight *weight, const float *in, int64_t num_rows, float *out) {
+    Segment segment = {.num_rows = num_rows};
+    Run run = {.model = &slice->model, .segment = &segment,
+               .weight = weight, .in = in, .in_stride = weight->num_inputs};
+    measure(&run, weight->num_inputs);
     if (!reserve(slice, &run)) return NO_MEMORY;
 
-    if (is_quantized(weight)) pool_run(slice->model.pool, before_product, &run, rows);
+    if (is_quantized(weight)) pool_run(slice->model.pool, before_product, &run, num_rows);
     product(&run, weight, in, out, false);
     return DONE;
 }

@@ -40,49 +40,49 @@ def _fields(names: str, kind: Any = c_int64) -> list[tuple[str, Any]]:
 
 class CWeight(Structure):
     _fields_ = (
-        _fields("form outputs inputs") +
-        _fields("numbers scales bias", c_void_p))
+        _fields("form num_outputs num_inputs") +
+        _fields("elements scales bias", c_void_p))
 
 
 class CSlots(Structure):
     _fields_ = (
         _fields("keys values key_scales value_scales", c_void_p) +
-        _fields("layers first room"))
+        _fields("num_layers first_slot num_slots"))
 
 
 class CLayer(Structure):
     _fields_ = (
         _fields("attention_norm mlp_norm q_norm k_norm", c_void_p) +
         _fields("qkv o gate_up down", CWeight) +
-        _fields("window rotates slots layer_in_slots") +
-        _fields("after_attention after_mlp", c_void_p) +
-        _fields("local"))
+        _fields("window rotates slots_index layer_in_slots") +
+        _fields("after_attention_norm after_mlp_norm", c_void_p) +
+        _fields("is_local"))
 
 
 class CModel(Structure):
     _fields_ = (
-        _fields("hidden heads kv_heads head_dim rotated intermediate layers") +
-        _fields("eps scale", c_float) +
-        _fields("layer", POINTER(CLayer)) +
-        _fields("norm pool", c_void_p) +
-        _fields("gelu") +
-        _fields("residual score_cap", c_float))
+        _fields("hidden_size num_heads num_kv_heads head_dim rotated_dim intermediate_size num_layers") +
+        _fields("norm_eps score_scale", c_float) +
+        _fields("layers", POINTER(CLayer)) +
+        _fields("final_norm pool", c_void_p) +
+        _fields("uses_gelu") +
+        _fields("residual_scale score_cap", c_float))
 
 
 class CRequest(Structure):
     _fields_ = (
-        _fields("rows settled tail stride") +
-        _fields("sees", c_void_p) +
+        _fields("num_rows num_settled num_tail mask_stride") +
+        _fields("tail_mask", c_void_p) +
         _fields("slots", POINTER(CSlots)) +
-        _fields("windows"))
+        _fields("num_windows"))
 
 
 class CSegment(Structure):
     _fields_ = (
-        _fields("rows requests") +
+        _fields("num_rows num_requests") +
         _fields("x cos sin", c_void_p) +
-        _fields("request", POINTER(CRequest)) +
-        _fields("inputs", POINTER(c_void_p)) +
+        _fields("requests", POINTER(CRequest)) +
+        _fields("layer_inputs", POINTER(c_void_p)) +
         _fields("still_needed", StillNeeded) +
         _fields("local_cos local_sin", c_void_p))
 
@@ -90,18 +90,18 @@ class CSegment(Structure):
 def request_of(admitted: AdmittedRows) -> CRequest:
     """Return the structure of a request's rows; the memory behind `admitted` must live as long."""
     slots = (CSlots * len(admitted.slots))()
-    for slot, held_slots in zip(slots, admitted.slots):
-        keys_LKSE = held_slots.tensors[0]
-        slot.keys, slot.values, *scales = (x.data_ptr() for x in held_slots.tensors)
-        slot.key_scales, slot.value_scales = scales or (None, None)
-        slot.layers, _, slot.room, _ = keys_LKSE.shape
-        slot.first = held_slots.first
+    for structure, window_slots in zip(slots, admitted.slots):
+        keys_LKSE = window_slots.tensors[0]
+        structure.keys, structure.values, *scales = (x.data_ptr() for x in window_slots.tensors)
+        structure.key_scales, structure.value_scales = scales or (None, None)
+        structure.num_layers, _, structure.num_slots, _ = keys_LKSE.shape
+        structure.first_slot = window_slots.first
 
-    num_rows, num_tail_slots = admitted.sees.shape
-    row_stride = admitted.sees.strides[0]
+    num_rows, num_tail = admitted.sees.shape
+    mask_stride = admitted.sees.strides[0]
     return CRequest(
-        num_rows, admitted.settled, num_tail_slots, row_stride,
-        sees=admitted.sees.ctypes.data, slots=slots, windows=len(slots))
+        num_rows, admitted.settled, num_tail, mask_stride,
+        tail_mask=admitted.sees.ctypes.data, slots=slots, num_windows=len(slots))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Weights:
         bias = None if linears[0].bias is None else _joined(linears, "bias")
         num_outputs = sum(linear.out_features for linear in linears)
 
-        addresses = map(self.address, (packed_weight.numbers, packed_weight.scales, bias))
+        addresses = map(self.address, (packed_weight.elements, packed_weight.scales, bias))
         return CWeight(packed_weight.form, num_outputs, linears[0].in_features, *addresses)
 
     def _pack(self, linears: Sequence[Any]) -> PackedWeight:
@@ -165,10 +165,10 @@ class Weights:
 # --- a slice in C -----------------------------------------------------------------------------------------------------
 
 def packing_of(library: ctypes.CDLL) -> Packing:
-    """Return the order of whole numbers that a library needs."""
-    numbers = (c_int64 * 3)()
-    library.slice_packing(numbers)
-    return Packing(*numbers)
+    """Return the order of codes that a library needs."""
+    packing_sizes = (c_int64 * len(Packing._fields))()
+    library.slice_packing(packing_sizes)
+    return Packing(*packing_sizes)
 
 
 def start(owner: object, library: ctypes.CDLL, model: CModel, num_threads: int) -> c_void_p:
