@@ -17,12 +17,12 @@ from pipeline.messages import Segment
 from pipeline.stage_times import StageTimes
 from pipeline.target_options import TargetOptions
 
-# The least worth of a guess beyond the rows of one request, chosen by trial: one that becomes text once in ten times.
-# Each such row delays all other requests.
+# The least worth of a guess beyond the rows of one request: one that becomes text once in ten times. Less would fill
+# segments more, which delays all requests. By trial.
 LEAST_EXTRA_WORTH = math.log(0.1)
 
 WRONG_SHARE = 0.5  # mean share of the stages that compute a guess that proves wrong: prunes meet it half-way
-MESSAGE_ROWS = 256  # maximum rows of a message of several segments, for which ranks reserve memory
+MESSAGE_ROWS = 256  # maximum rows of a message of several segments, for which ranks reserve memory; by trial
 
 
 class Bidder(Protocol):

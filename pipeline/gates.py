@@ -9,27 +9,30 @@ import math
 
 from pipeline.stage_times import SHORTEST_TIME_GROWTH
 
-# Seconds after which settled tokens have weight 1 / e in their rate: some tens of tokens on a slow board.
+# Seconds after which settled tokens have weight 1 / e in their rate. More is calmer, less follows the text at hand. By
+# trial.
 RATE_SECONDS = 3.0
 
-# The tokens that a level must be expected to bring for each token that would wait for it, chosen by trial. Above 1,
-# since a refused level can still be drafted after the next answer, with what that has shown.
+# The tokens that a level must be expected to bring for each token that would wait for it. Above 1, since an expectation
+# is less sure than a delay. By trial.
 TOKENS_PER_WAITING_TOKEN = 2.0
 
-# The factor of a level's time after each refused level: after some refusals a level is tried, and measured, again.
+# The factor of a level's time after each refused level, which is not measured: it halves in 23 refusals, so that a
+# level is tried now and then. By trial.
 REFUSAL_DECAY = 0.97
 
 MAX_ACCEPTANCE = 0.99  # maximum probability that a level is accepted, so that the sum of its powers stays finite
 
-# A single request rests once guessing is this many tokens behind plain decoding: the most that it costs each time.
+# A single request rests once guessing is this many tokens behind plain decoding: the most that it costs each time. By
+# trial.
 MAX_TOKENS_BEHIND = 2.0
 
 # A rest ends this many tokens after guessing fell behind; doubled if guessing lasted for fewer, so that a text that
-# cannot be guessed loses less and less.
+# cannot be guessed loses less and less; two lost tokens are 1.6 % of 128.
 REST_TOKENS = 128
 
 DRAIN_TOKENS = 2  # autoregressive tokens after which no guess is in flight
-MIN_RATE_TOKENS = 8  # autoregressive tokens for a valid rate
+MIN_RATE_TOKENS = 8  # autoregressive tokens before their rate may end a rest; by trial
 
 
 class TokenRate:

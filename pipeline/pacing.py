@@ -1,15 +1,17 @@
 """Pacing: when a segment leaves, which rows it has, and whether to draft a level before the next answer.
 
 Its inputs are the sent segments, the computing times of stages and the probabilities of guesses. It knows nothing
-about strategies, or about how guesses are made. The questions, in the order in which a request meets them:
+about strategies, or about how guesses are made. `streaming` asks in this order, each time that it can act:
 
-1. Does it guess at all? `Fallback`: not while plain decoding has proved faster for a single request.
-2. Does it draft one more level? `DraftGate.is_worth_drafting`: if the level brings more than would settle meanwhile.
-3. Do waiting nodes leave before that level, or with it? `DraftGate.is_worth_waiting`.
-4. Is there room? `FirstStage`: a segment leaves shortly before the first stage is free.
-5. Which rows leave? `RowAllocator`: text, then the best guesses of all requests that pay, by `StageTimes`.
-6. With which others? `Batcher`: the first waiting segments of all requests leave in one message, the second ones in the
-   next.
+1. Did a segment come back? Then it is verified; nothing is asked here.
+2. Is the first stage free (`FirstStage.ready_at`), with the tip to send? `DraftGate.is_worth_waiting`: whether to draft
+   a level first.
+3. Is it free? `RowAllocator.share`: how many guesses leave with the text, by `StageTimes`. `Batcher` joins the segments
+   of several requests.
+4. Does nothing leave? `DraftGate.is_worth_drafting`: whether a level is drafted before the next answer.
+5. Is none worth it? It waits for an answer, or until the first stage is free.
+
+A draft that is to grow asks `Fallback` before 2 and 4. `continuous` has 1 and `Fallback` only; a prompt always leaves.
 """
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A segment spends about the same time in each stage, so the first one is busy for a fixed share of the round trip of a
 segment that did not wait. This needs no message.
+
+"By trial" is said of values that no recorded measurement supports: others near them may do as well.
 """
 from __future__ import annotations
 
@@ -15,20 +17,24 @@ from typing import AbstractSet, Sequence, Tuple
 from pipeline.messages import Visit
 
 # The next segment is sent this share of a segment's time in the stage before the stage is free: early enough that the
-# stage never idles, late enough that a new answer can still change its rows.
+# stage does not idle, late enough that a new answer can still change its rows. By trial.
 EARLY_SHARE = 0.1
 
-# The weight of a new measurement in a mean. The last four have two thirds, so a device that becomes hot is noticed.
+# The weight of a new measurement in a mean. The last four have two thirds, so a device that becomes hot is noticed. By
+# trial.
 NEW_WEIGHT = 0.25
 
 # The factor of a shortest time (of a segment, level or wire) at each new measurement. A shortest time has no delays in
-# it; growing by half a percent, it doubles in 140 measurements, and so follows a device that has become slower.
+# it; growing by half a percent, it doubles in 140 measurements, and so follows a device that has become slower. With
+# 1.02 queues made wires look slow, and tips left with half of the rows that were free.
 SHORTEST_TIME_GROWTH = 1.005
 
 # The limits of the factor by which a new time changes those for other numbers of rows: a single delay may not do more.
+# By trial.
 SCALE_LIMITS = (0.5, 2.0)
 
-CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of rows at which curves of all stages are summed
+# The rows at which the curves of all stages are summed: powers of two, as a curve has one point between two of them.
+CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 CurvePoint = Tuple[float, float]  # rows, seconds
 
