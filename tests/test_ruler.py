@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_437,
-    "model": 63_277,
+    "model": 63_285,
     "pipeline": 21_626,
     "cluster": 20_486,
     "tp": 5_890,
