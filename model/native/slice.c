@@ -10,7 +10,7 @@
  * Words:
  *   row        one token of a segment, and its hidden state
  *   chunk      up to MAX_CHUNK_ROWS successive rows of one request
- *   slot       one token's place in a cache: a key and a value in each layer and key/value head
+ *   slot       what a cache keeps of one token: a key and a value in each layer and key/value head
  *   tail       the slots behind the settled ones; each row sees its own choice of them
  *   path       the slots that a row sees, in the order of the text; a path index counts them from 0
  *   sublayer   the attention or the feed-forward of a layer
