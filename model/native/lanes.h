@@ -42,7 +42,7 @@ INLINE i32x8 bits_of_x8(f32x8 x) { i32x8 bits; memcpy(&bits, &x, sizeof bits); r
 INLINE f32x8 from_bits_x8(i32x8 bits) { f32x8 x; memcpy(&x, &bits, sizeof x); return x; }
 
 /* Load the last `count` < 8 elements of a vector in memory; the other lanes are 0. */
-INLINE f32x8 load_tail_x8(const float *from, int64_t count) {
+INLINE f32x8 load_partial_x8(const float *from, int64_t count) {
     float lanes[LANES] = {0};
     for (int64_t i = 0; i < count; i++) lanes[i] = from[i];
     return load_x8(lanes);

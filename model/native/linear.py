@@ -69,9 +69,11 @@ class NativeLinear(nn.Module):
         rows = x_TI.contiguous()
         if rows.shape[1:] != (self.in_features,) or rows.dtype != torch.float32:
             raise IndexError(f"rows of shape {tuple(rows.shape)} in {rows.dtype} instead of {self.in_features} numbers")
+
         out_TN = torch.empty(len(rows), self.out_features)
         if len(rows):
             addresses = c_void_p(rows.data_ptr()), c_int64(len(rows)), c_void_p(out_TN.data_ptr())
             multiply = self._products.library.slice_multiply
             check_result(multiply(self._products.handle, byref(self._weight), *addresses))
+
         return out_TN

@@ -13,6 +13,7 @@
  *   slot       what a cache keeps of one token: a key and a value in each layer and key/value head
  *   tail       the slots behind the settled ones; each row sees its own choice of them
  *   path       the slots that a row sees, in the order of the text; a path index counts them from 0
+ *   head       an attention head; H / K query heads (`num_query_heads`) share a key/value head
  *   sublayer   the attention or the feed-forward of a layer
  *   code       a whole number that, times a scale, stands for an element of a weight, row, key or value
  *   nibble     a code of 4 bits; two share a byte
@@ -22,7 +23,7 @@
  *   tile       up to TILE_ROWS rows times the outputs of a panel: what one pass over the inputs computes
  *
  * Shapes: T rows of a segment, D hidden size, H heads, K key/value heads, E head dimension, R rotated dimensions of a
- * head, N outputs and I inputs of a weight, G groups of inputs, S slots of a cache.
+ * head, N outputs and I inputs of a weight, G groups of inputs.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -36,7 +37,7 @@
 #define MAX_CODE 127 /* of 8 bits; -128 is not used */
 #define INT4_ZERO_POINT 8 /* the nibble that stands for 0 in the form INT4 */
 #define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in 8 bits: its scale stays above 0 */
-#define MAX_CHUNK_ROWS 8
+#define MAX_CHUNK_ROWS 8 /* of one item of the attention, which mostly see the same slots */
 #define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
 #define ITEMS_PER_THREAD 4 /* of a product: threads that are interrupted leave items to the others */
 #define CACHE_LINE 64 /* bytes */
@@ -171,9 +172,9 @@ INLINE int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1)
 /* Write the RMS norm of x `[size]`, times the weight `[size]`; `to` may be x. Squares are added in eight lanes. */
 static void norm(const float *x, const float *weight, int64_t size, float eps, float *to) {
     f32x8 squares = broadcast_x8(0);
-    int64_t tail = size / LANES * LANES;
-    for (int64_t i = 0; i < tail; i += LANES) squares += load_x8(x + i) * load_x8(x + i);
-    f32x8 last = load_tail_x8(x + tail, size - tail);
+    int64_t whole_size = size / LANES * LANES;
+    for (int64_t i = 0; i < whole_size; i += LANES) squares += load_x8(x + i) * load_x8(x + i);
+    f32x8 last = load_partial_x8(x + whole_size, size - whole_size);
     squares += last * last;
 
     float factor = 1.0f / sqrtf(lane_sum_x8(squares) / (float)size + eps);
@@ -203,8 +204,8 @@ INLINE f32x8 silu_x8(f32x8 x) { return x / (exp_x8(-x) + 1.0f); }
 static void activate(const float *gate, const float *up, int64_t size, bool uses_gelu, float *to) {
     for (int64_t i = 0; i < size; i += LANES) {
         int64_t count = min_i64(LANES, size - i);
-        f32x8 gates = count == LANES ? load_x8(gate + i) : load_tail_x8(gate + i, count);
-        f32x8 ups = count == LANES ? load_x8(up + i) : load_tail_x8(up + i, count);
+        f32x8 gates = count == LANES ? load_x8(gate + i) : load_partial_x8(gate + i, count);
+        f32x8 ups = count == LANES ? load_x8(up + i) : load_partial_x8(up + i, count);
 
         f32x8 outputs = (uses_gelu ? gelu_x8(gates) : silu_x8(gates)) * ups;
         for (int64_t lane = 0; lane < count; lane++) to[i + lane] = outputs[lane];
@@ -215,7 +216,7 @@ static void activate(const float *gate, const float *up, int64_t size, bool uses
 static float max_magnitude(const float *x, int64_t size) {
     i32x8 max_bits_x8 = {0};
     for (int64_t i = 0; i < size; i += LANES) {
-        f32x8 part = size - i < LANES ? load_tail_x8(x + i, size - i) : load_x8(x + i);
+        f32x8 part = size - i < LANES ? load_partial_x8(x + i, size - i) : load_x8(x + i);
         i32x8 bits = bits_of_x8(part) & 0x7fffffff, is_above = bits > max_bits_x8; /* without the sign */
         max_bits_x8 = (is_above & bits) | (~is_above & max_bits_x8);
     }
@@ -350,11 +351,10 @@ INLINE void grouped_int8_tile(const Run *run, int64_t panel, int64_t first_row, 
             }
         }
 
-        const float *minimums = scales + 2 * PANEL; /* of SUBGROUP_INT8 */
         EACH_ROW(r) {
             int64_t row_group = (first_row + r) * run->max_groups + group;
-            if (has_subgroups)
-                EACH_REGISTER(i) scaled_sums[r][i] += load_f32_register(minimums + i * REGISTER_LANES)
+            if (has_subgroups) /* the minimum */
+                EACH_REGISTER(i) scaled_sums[r][i] += load_f32_register(scales + 2 * PANEL + i * REGISTER_LANES)
                                                       * (float)group_sum(run, row_group);
             EACH_REGISTER(i) sums[r][i] += scaled_sums[r][i] * run->scales[row_group];
         }
@@ -399,8 +399,8 @@ INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_
             EACH_ROW(r) {
                 int64_t row_group = (first_row + r) * run->max_groups + group;
                 int32_t code_sum = group_sum(run, row_group), zero_point = is_gguf ? 0 : INT4_ZERO_POINT;
-                f32_register code_sums = to_f32_register(widen_int4(group_sums[r][i]) - zero_point * code_sum);
-                sums[r][i] += (code_sums * scale + offset * (float)code_sum) * run->scales[row_group];
+                f32_register products = to_f32_register(widen_int4(group_sums[r][i]) - zero_point * code_sum);
+                sums[r][i] += (products * scale + offset * (float)code_sum) * run->scales[row_group];
             }
         }
     }
@@ -631,9 +631,9 @@ INLINE void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_inde
 
 /* Add the weighted values of the path indices `[start, end)` of a row, at most eight, to its output. */
 INLINE void add_row_values(const HeadTask *task, int64_t chunk_row, int64_t start, int64_t end, bool is_int8) {
-    const Model *m = task->run->model;
-    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
     const Run *run = task->run;
+    const Model *m = run->model;
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
     float *out = run->attended + ((task->chunk->first_row + chunk_row) * m->num_heads
                                   + task->kv_head * num_query_heads) * m->head_dim;
 
