@@ -53,7 +53,8 @@ class Heartbeat:
     The `store` holds a counter of beats per rank, so it does not grow. Losses use `names`, which may include hosts.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
+    def __init__(self, store: Any, rank: int, world: int,
+                 timeout: float, names: Sequence[str] = ()) -> None:
         self.store, self._rank, self._timeout = store, rank, timeout
         self._names = names or [f"rank {peer}" for peer in range(world)]
         self.others = [peer for peer in range(world) if peer != rank]

@@ -88,7 +88,9 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
 
 
 @contextmanager
-def new_figure(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
+def new_figure(path: str | Path,
+               size: tuple[float, float],
+               places: tuple[int, int] = (1, 1),
                forms: Sequence[str] = (), **options: Any) -> Iterator[Any]:
     """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file, or to
     one for each of several `forms`."""

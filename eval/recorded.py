@@ -116,10 +116,12 @@ def load(path: str, settings: Mapping[str, Any], predicate: str, remedy: str) ->
     """
     if not path or not Path(path).is_file():
         return None
+
     record = read_json_file(path, remedy)
     written_digest = record.pop("sha256", "") if isinstance(record, dict) else ""
     if written_digest != _digest(record):
         raise ValueError(f"{path} {predicate}: {remedy}")
+
     for key_name, value in settings.items():
         recorded_value = record["keys"].get(key_name)
         if recorded_value != value:

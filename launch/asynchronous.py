@@ -173,10 +173,13 @@ class RequestLoop:
             while job.generation.ready:
                 for event in job.events(next(text_pieces)):
                     job.report(event)
+
         except StopIteration:
             self._end(job, job.generation)
+
         except PeerLost:
             raise
+
         except Exception as error:
             self._end(job, error)
             job.generation.close()

@@ -376,7 +376,8 @@ class Slice(nn.Module):
         super().__init__()
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
-        self.layers = nn.ModuleDict({str(number): Layer(c, number=number) for number in range(first, last)})
+        layers = {str(number): Layer(c, number=number) for number in range(first, last)}
+        self.layers = nn.ModuleDict(layers)
         self.norm = norm(c) if last == c.layers else nn.Identity()
 
         # positions

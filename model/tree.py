@@ -187,7 +187,8 @@ class TokenTree:
         self.num_sent_guesses += len(best_guesses)
         return text + best_guesses
 
-    def offer(self, guesses: Sequence[Guess], max_guesses: int, min_score: float, source: str = "") -> list[int]:
+    def offer(self, guesses: Sequence[Guess], max_guesses: int,
+              min_score: float, source: str = "") -> list[int]:
         """Add the guesses that score `min_score` or more and are then among the best `max_guesses` live ones.
 
         `guesses` are sorted, best first. The nodes of added guesses are returned, in this order. A guess that the tree

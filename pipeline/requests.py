@@ -59,14 +59,20 @@ class RequestTarget(Target):
         self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
         self.options = options
+
+        # segments and text
         self._in_flight_nodes: deque[Sequence[int]] = deque()  # of each segment, the oldest first
         self._returned_segments: deque[Returned] = deque()
         self._prompt_length = len(tree.trunk)
         self._settled_length = len(tree.trunk)  # of the text at the last prune
         self._guessed_before = 0  # value of `tree.num_sent_guesses` at the last prune that left no guess alive
+
+        # progress
         self.wakes_at: float | None = None  # time at which the strategy advances without a message
         self.ended = False  # whether the request sends nothing any more
         self.closed = False  # whether every stage has forgotten the request
+
+        # measurements
         self.segments = 0  # number of segments sent so far
         self.reused = 0  # number of prompt tokens that the stages held already
         self.passed_over = 0  # number of segments since the last one with guesses of this request
@@ -400,15 +406,21 @@ class Ring:
         self.lm_head = lm_head
         self.depth, self.device = depth, device
         self.trace, self.clock = trace, clock
+
+        # measurements
         self.meter = Meter()  # measures the work of rank 0
         self.reset_measurements()
         self.requests = 0  # number of requests closed since the start
         self.returned_messages = 0  # number of messages that came back since the start
         self.unanswered = 0  # messages of the last `ping` that have not come back
         self.stopped = False
+
+        # losses
         self.num_reconnections = 0  # number of times that all ranks have reconnected
         self.loss = ""  # while a lost rank is waited for: which one, and why
         self.reconnect: Callable[[PeerLost], None] = no_recovery  # reconnects all ranks, or raises PeerLost
+
+        # ids
         self.ids: Iterator[int] = count()  # for the nodes of all requests: no id is ever used twice
         self._numbers: Iterator[int] = count()  # for the requests
         self._ping = -1  # the request number of the last `ping`
@@ -553,15 +565,18 @@ class Ring:
         for _ in range(TRIES):
             self.loss = str(loss)
             self.reconnect(loss)
+
             self._open, self.unanswered = {}, 0
             self.reset_measurements()
             self.num_reconnections += 1
+
             try:
                 self.start()
                 self.loss = ""
                 return
             except PeerLost as next_loss:
                 loss = next_loss
+
         raise loss
 
 

@@ -41,8 +41,11 @@ class Stage:
 
     clock: Clock = REAL
 
-    def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
-                 inner_layers: Sequence[int] = (), num_requests: int = 1, reports_features: bool = False) -> None:
+    def __init__(self, part: Callable[..., Tensor | None],
+                 new_cache: Callable[[], TreeCache],
+                 trace: NoTrace = OFF,
+                 inner_layers: Sequence[int] = (),
+                 num_requests: int = 1, reports_features: bool = False) -> None:
         self.part, self.trace = part, trace
         self.inner_layers, self.reports_features = inner_layers, reports_features
         self.caches: dict[int, TreeCache] = {}  # of open requests

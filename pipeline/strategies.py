@@ -242,16 +242,20 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     """
     while True:
         has_bare_tip = len(tree.unsent_text) == 1
+
         if target.ready():
             yield from target.wait()
             if new_tokens := verify(tree):
                 target.prune()
                 draft.refresh()
                 yield new_tokens
+
         elif has_bare_tip and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
             pass  # guesses that leave with a bare tip do not wait behind it
+
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
+
         elif not (yield from draft.grow(tree, cfg.stream, target.worth_drafting)):
             yield from target.wait_until_free()
 
@@ -273,15 +277,18 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Draft a chain without waiting; the tip leaves at once, every `lookahead` guesses go to a free replica (DSI)."""
     num_guesses = cfg.lookahead
+
     while True:
         if target.ready():
             yield from target.wait()
             if new_tokens := verify(tree):
                 target.prune()
                 yield new_tokens
+
         elif tree.unsent_text or (target.free and tree.num_unsent >= num_guesses):
             target.send(tree.cut(None, cfg.chunk))
             num_guesses = cfg.lookahead
+
         elif not (yield from draft.grow(tree, cfg.coupled)):
             num_guesses = 1  # there are no more guesses to wait for
             yield from target.wait_until_free()

@@ -23,7 +23,8 @@ DIALOGUES, SOURCE_BYTES = 72_000, 3_000_000
 # The training and size of each model of a family: the chat model, which has the family's name, then its drafters.
 FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
     "llama": {
-        "llama": (Hyperparameters("base", steps=1500), Shape(layers=8, hidden=192, heads=3, wide=512)),
+        "llama": (Hyperparameters("base", steps=1500),
+                  Shape(layers=8, hidden=192, heads=3, wide=512)),
         "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1),
                     Shape(layers=2, hidden=128, heads=2, wide=352)),
         "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2),

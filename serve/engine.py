@@ -105,17 +105,25 @@ class Engine(RequestLoop):
         self._open_pipeline, self.limits = open_pipeline, limits
         self.metrics = Metrics()
         self.prompt_thread = ThreadPoolExecutor(1, "prompts")  # reading a long one delays no answer
+
+        # the pipeline
         self.state = Health("loading")
         self.error: BaseException | None = None  # why the first pipeline could not be opened
         self.facts: PipelineFacts | None = None  # of the pipeline, once it was ready
         self.on_ready: Callable[[], None] = ignore_readiness  # called each time that the pipeline is ready
         self._ring: Ring | None = None  # of the present pipeline
+
+        # jobs
         self._waiting: list[AnswerJob] = []  # some may be finished already
         self._compiling: set[AnswerJob] = set()  # each counts as running, and has a thread that compiles its grammar
         self._mean_answer_seconds = 1.0  # estimated
+
+        # losses
         self._num_failed_tries = 0  # consecutive failed tries to open the pipeline
         self._ring_timeout = 0.0  # seconds within which the ring must answer
         self._recover_seconds = 0.0  # seconds after those, within which a silent rank may come back
+
+        # pings and measurements
         self._pinged_at = self._answered_at = 0.0  # when the ring was last pinged, and last known to answer
         self._num_returned = 0  # messages that had come back by then
         self._busy_read_at = 0.0  # when the busy shares were last read

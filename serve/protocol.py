@@ -372,6 +372,7 @@ class Body(Strict):
         if self.seed is not None and not -NUM_SEEDS < self.seed < NUM_SEEDS:
             raise Refused(f"seed={short_repr(self.seed)} is not possible: give a number below 2 ** 64", "seed")
         self._check_biases()
+
         if len(self.guides) > 1:
             raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
 
@@ -410,10 +411,12 @@ class Chat(Body):
         super().check()
         if self.echo:
             raise Refused("echo is of /v1/completions: leave it out", "echo", "unsupported_parameter")
+
         if self.top_logprobs and not self.logprobs:
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
         if self.tools and self.logprobs:
             raise Refused("logprobs with tools is not supported: leave one of them out", "logprobs")
+
         if self.must_call and not self.callable_schemas:
             raise Refused("tool_choice names no tool of this request: add it to tools, or leave it out", "tool_choice")
         if self.must_call and self.guides:

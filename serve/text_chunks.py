@@ -47,7 +47,8 @@ class Offsets:
         self._stream, self._spelling = Stream(text.tokenizer), TokenTexts(text.tokenizer)
         self._offset = offset
 
-    def add(self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]] = ()) -> Token:
+    def add(self, token: int, logprob: float | None,
+            likeliest: Sequence[tuple[int, float]] = ()) -> Token:
         """Return the next token, with its offset and log-probabilities."""
         offset = self._offset
         self._offset += len(self._stream.add([token]))

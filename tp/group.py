@@ -90,7 +90,8 @@ class DistGroup:
     reduces each piece of a sum on one member, so all members get the same bits. Device tensors go through host memory.
     """
 
-    def __init__(self, process_group: Any, ranks: Sequence[int], member: int, find_lost: Callable[[], str]) -> None:
+    def __init__(self, process_group: Any, ranks: Sequence[int],
+                 member: int, find_lost: Callable[[], str]) -> None:
         self.size, self.member = len(ranks), member
         self._process_group, self._ranks = process_group, ranks
         self._find_lost = find_lost

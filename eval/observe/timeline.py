@@ -60,7 +60,8 @@ class RunHistory:
 
     def _note(self, at: float, kind: str, subject: int, count: int, **stage: int) -> None:
         """Add an event of rank 0, or of the stage that is given."""
-        self.events.append({"at": at, "kind": kind, "what": subject, "many": count, "rank": self.root, **stage})
+        event = {"at": at, "kind": kind, "what": subject, "many": count}
+        self.events.append({**event, "rank": self.root, **stage})
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 

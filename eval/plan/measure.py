@@ -244,6 +244,7 @@ def check(config: PlanConfig, record: PlanRecord, candidates: Sequence[Candidate
     A candidate that fails here, such as for lack of memory, is skipped; for plain decoding the error is raised.
     """
     trials = []
+
     for candidate in ProgressBar(candidates, desc="check", unit="candidate", leave=False):
         try:
             with opened(config.single(**values(candidate.keys))) as pipeline:
@@ -251,9 +252,11 @@ def check(config: PlanConfig, record: PlanRecord, candidates: Sequence[Candidate
         except (ValueError, PeerLost):
             if candidate.plain:
                 raise
+
         else:
             shorter_answers = [min(repeated, key=attrgetter("seconds")) for repeated in zip(*rounds)]
             trials.append(Trial(candidate, shorter_answers, {}))
+
     return trials
 
 

@@ -291,16 +291,20 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
     try:
         if is_gguf(model_dir):
             model_dir = unpack(Path(model_dir), Path(out_dir) / "whole", progress=progress)
+
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
+
         if plan.missing:  # else users who may only read the split can use it
             with one_at_a_time(plan.out):
                 write(plan, progress)
+
     except OSError as error:
         if error.errno in FULL:
             raise ValueError(f"the disk of {out_dir} is full; free some space and type the command again") from error
         raise ValueError(f"{error.filename or out_dir}: {error.strerror}; choose a model folder that you may read "
                          f"and an output folder that you may write, which a run takes as model_dir=") from error
+
     return plan.folders
 
 
