@@ -29,9 +29,9 @@ NEW_WEIGHT = 0.25
 # 1.02 queues made wires look slow, and tips left with half of the rows that were free.
 SHORTEST_TIME_GROWTH = 1.005
 
-# The limits of the factor by which a new time changes those for other numbers of rows: a single delay may not do more.
-# By trial.
-SCALE_LIMITS = (0.5, 2.0)
+# The largest factor by which a new time raises those for other numbers of rows: a single delay may not do more. A lower
+# limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
+MAX_SCALE = 2.0
 
 # The rows at which the curves of all stages are summed: powers of two, as a curve has one point between two of them.
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -145,8 +145,7 @@ class Curve:
         mean_seconds = seconds + NEW_WEIGHT * (visit.seconds - seconds)
 
         # the whole curve
-        least, most = SCALE_LIMITS
-        scale = min(max(mean_seconds / seconds, least), most) if seconds > 0 else 1.0
+        scale = min(mean_seconds / seconds, MAX_SCALE) if seconds > 0 else 1.0
         for other_bits, (other_rows, other_seconds) in self._points.items():
             self._points[other_bits] = other_rows, other_seconds * scale
 
