@@ -14,7 +14,7 @@ from launch.run import run
 from launch.split.gguf import unpack
 from launch.split.write import check, split
 from model.native.compiler import library
-from model.weights.blocks import BLOCK_TYPES, codes_of, plain_shape, unfold
+from model.weights.blocks import BLOCK_TYPES, coded_weight, plain_shape, unfold
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
 from model.weights.unfold import Unfolded
 from scripts import generate
@@ -46,7 +46,7 @@ def test_a_weight_that_is_unfolded_has_the_numbers_of_llama_cpp(name):
 
     assert plain_shape(blocks.shape) == (NUM_OUTPUTS, NUM_INPUTS)
     assert torch.equal(unfold(blocks), torch.from_numpy(expected.copy()))
-    assert torch.equal(codes_of(blocks[3:5]).unfold(), unfold(blocks)[3:5])
+    assert torch.equal(coded_weight(blocks[3:5]).unfold(), unfold(blocks)[3:5])
 
 
 # --- products ---------------------------------------------------------------------------------------------------------

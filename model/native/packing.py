@@ -71,21 +71,21 @@ def pack_int4(pairs: Tensor, scale_GN2: Tensor, packing: Packing) -> PackedWeigh
 
 def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
     """Pack the outputs of several weights in blocks of a GGUF file as one weight."""
-    all_codes = [blocks.codes_of(weight) for weight in weights]
-    if all(codes.are_pairs for codes in all_codes):
-        pairs = torch.cat([codes.numbers for codes in all_codes])
-        scales = torch.cat([codes.scales for codes in all_codes])
-        minimums = torch.cat([codes.least_values() for codes in all_codes])
+    coded_weights = [blocks.coded_weight(weight) for weight in weights]
+    if all(weight.has_nibbles for weight in coded_weights):
+        nibbles = torch.cat([weight.codes for weight in coded_weights])
+        scales = torch.cat([weight.scales for weight in coded_weights])
+        minimums = torch.cat([weight.minimums_or_zeros() for weight in coded_weights])
         group_scales = torch.stack((scales, minimums), -1)
-        return PackedWeight(GROUP_INT4, pack_pairs(pairs, packing), interleave_scales(group_scales))
+        return PackedWeight(GROUP_INT4, pack_pairs(nibbles, packing), interleave_scales(group_scales))
 
-    int8_codes = pack_bytes(torch.cat([codes.whole_numbers() for codes in all_codes]), packing)
-    if all(codes.has_scale_only for codes in all_codes):
-        scales = torch.cat([codes.scales for codes in all_codes])
+    int8_codes = pack_bytes(torch.cat([weight.int8_codes() for weight in coded_weights]), packing)
+    if all(weight.has_scale_only for weight in coded_weights):
+        scales = torch.cat([weight.scales for weight in coded_weights])
         return PackedWeight(GROUP_INT8, int8_codes, interleave_scales(scales[..., None]))
 
-    subgroup_scales = torch.cat([codes.half_scales() for codes in all_codes])
-    minimums = torch.cat([codes.least_values() for codes in all_codes])
+    subgroup_scales = torch.cat([weight.subgroup_scales() for weight in coded_weights])
+    minimums = torch.cat([weight.minimums_or_zeros() for weight in coded_weights])
     group_scales = torch.cat((subgroup_scales, minimums[..., None]), -1)
     return PackedWeight(SUBGROUP_INT8, int8_codes, interleave_scales(group_scales))
 

@@ -1,4 +1,4 @@
-"""Weights in the blocks of a GGUF file: whole numbers of few bits, with a scale and perhaps a least value per group.
+"""Weights in the blocks of a GGUF file: codes of few bits, with a scale and perhaps a minimum per group.
 
 A block's type follows from its size. Blocks are kept as the file has them; what is read out of them equals llama.cpp's
 numbers bit for bit. It knows nothing about files or layers.
@@ -12,61 +12,61 @@ from typing import Callable, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-GROUP = 32  # inputs that share a least value, and a scale unless each half has one
+GROUP = 32  # inputs that share a minimum, and a scale unless each subgroup, a half of them, has one
 WEIGHTS_AT_ONCE = 1 << 22  # that are unfolded, to bound memory
 
 
-class Codes(NamedTuple):
-    """A weight as whole numbers: it is number * scale, plus the least value if there is one.
+class CodedWeight(NamedTuple):
+    """A weight in codes, which are whole numbers: it is code * scale, plus the minimum if there is one.
 
-    Pairs are bytes `[N, G, 16]`, with the code of an input in the low bits, of the input 16 behind it in the high bits.
+    Nibbles are bytes `[N, G, 16]`: the code of an input in the low bits, of the input 16 behind it in the high bits.
     """
 
-    numbers: Tensor  # int8 `[N, I]`; or codes of 4 bits in pairs
-    scales: Tensor  # float32 `[N, G]`, or `[N, 2 G]` with a scale for each half of a group
-    least: Tensor | None = None  # float32 `[N, G]`
+    codes: Tensor  # int8 `[N, I]`, or nibbles
+    scales: Tensor  # float32 `[N, G]`, or `[N, 2 G]` with a scale for each subgroup
+    minimums: Tensor | None = None  # float32 `[N, G]`
 
     @property
-    def are_pairs(self) -> bool:
-        """Whether the numbers are codes of 4 bits in pairs."""
-        return self.numbers.dim() == 3
+    def has_nibbles(self) -> bool:
+        """Whether two codes of 4 bits share a byte."""
+        return self.codes.dim() == 3
 
     @property
-    def has_halves(self) -> bool:
+    def has_subgroups(self) -> bool:
         """Whether each half of a group has a scale of its own."""
-        return not self.are_pairs and self.scales.shape[1] * GROUP > self.numbers.shape[1]
+        return not self.has_nibbles and self.scales.shape[1] * GROUP > self.codes.shape[1]
 
     @property
     def has_scale_only(self) -> bool:
         """Whether all that a group has is one scale."""
-        return self.least is None and not self.has_halves
+        return self.minimums is None and not self.has_subgroups
 
-    def half_scales(self) -> Tensor:
-        """Return the scales of the halves of each group, `[N, G, 2]`."""
-        scales = self.scales if self.has_halves else self.scales.repeat_interleave(2, 1)
+    def subgroup_scales(self) -> Tensor:
+        """Return the scales of both subgroups of each group, `[N, G, 2]`."""
+        scales = self.scales if self.has_subgroups else self.scales.repeat_interleave(2, 1)
         return scales.unflatten(1, (-1, 2))
 
-    def least_values(self) -> Tensor:
-        """Return the least value of each group, or zeros: `[N, G]`."""
-        if self.least is not None:
-            return self.least
-        num_outputs, num_inputs = self.numbers.shape
+    def minimums_or_zeros(self) -> Tensor:
+        """Return the minimum of each group, or zeros: `[N, G]`."""
+        if self.minimums is not None:
+            return self.minimums
+        num_outputs, num_inputs = self.codes.shape
         return torch.zeros(num_outputs, num_inputs // GROUP)
 
-    def whole_numbers(self) -> Tensor:
-        """Return the numbers in int8 `[N, I]`."""
-        return _numbers(_nibbles(self.numbers)) if self.are_pairs else self.numbers
+    def int8_codes(self) -> Tensor:
+        """Return the codes in int8 `[N, I]`."""
+        return _signed(_nibbles(self.codes)) if self.has_nibbles else self.codes
 
     def unfold(self) -> Tensor:
         """Return the weight in float32 `[N, I]`."""
-        numbers = self.whole_numbers()
-        num_outputs, num_inputs = numbers.shape
-        grouped_numbers = numbers.view(num_outputs, self.scales.shape[1], -1).float()
-        scaled_numbers = grouped_numbers * self.scales[..., None]
+        codes = self.int8_codes()
+        num_outputs, num_inputs = codes.shape
+        grouped_codes = codes.view(num_outputs, self.scales.shape[1], -1).float()
+        scaled_codes = grouped_codes * self.scales[..., None]
 
-        weight = scaled_numbers.view(num_outputs, -1, GROUP)
-        if self.least is not None:
-            weight += self.least[..., None]
+        weight = scaled_codes.view(num_outputs, -1, GROUP)
+        if self.minimums is not None:
+            weight += self.minimums[..., None]
         return weight.view(num_outputs, num_inputs)
 
 
@@ -76,7 +76,7 @@ class BlockType(NamedTuple):
     name: str
     num_bytes: int
     num_weights: int
-    read: Callable[[Tensor], Codes]
+    read: Callable[[Tensor], CodedWeight]
 
 
 def block_type(shape: Sequence[int]) -> BlockType | None:
@@ -90,15 +90,15 @@ def plain_shape(shape: Sequence[int]) -> tuple[int, int]:
     return num_outputs, num_blocks * TYPES_BY_BYTES[num_bytes].num_weights
 
 
-def codes_of(blocks: Tensor) -> Codes:
-    """Return the codes of blocks `[N, B, bytes]`."""
+def coded_weight(blocks: Tensor) -> CodedWeight:
+    """Return the weight in blocks `[N, B, bytes]`, in codes."""
     return TYPES_BY_BYTES[blocks.shape[2]].read(blocks)
 
 
 def unfold(blocks: Tensor) -> Tensor:
     """Return the weight in float32 `[N, I]`, some rows at a time, which bounds the memory."""
     rows_at_once = max(1, WEIGHTS_AT_ONCE // plain_shape(blocks.shape)[1])
-    return torch.cat([codes_of(rows).unfold() for rows in blocks.split(rows_at_once)])
+    return torch.cat([coded_weight(rows).unfold() for rows in blocks.split(rows_at_once)])
 
 
 # --- the fields of a block --------------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def _bits(fields: Tensor, shifts: Sequence[int], mask: int) -> Tensor:
     return torch.stack(shifted, -2)
 
 
-def _numbers(codes: Tensor, offset: int = 0) -> Tensor:
-    """Return codes of any shape `[N, ...]` as numbers `[N, I]`, after an offset is subtracted."""
+def _signed(codes: Tensor, offset: int = 0) -> Tensor:
+    """Return codes of any shape `[N, ...]` in int8 `[N, I]`, after an offset is subtracted."""
     return (codes.to(torch.int8) - offset).flatten(1)
 
 
@@ -134,58 +134,58 @@ def _high_bits(blocks: Tensor, begin: int) -> Tensor:
 
 # --- blocks of 32 weights ---------------------------------------------------------------------------------------------
 
-def _q4_0(blocks: Tensor) -> Codes:
+def _q4_0(blocks: Tensor) -> CodedWeight:
     scales = _float16_at(blocks, 0)
-    return Codes(blocks[..., 2:], scales, -8 * scales)
+    return CodedWeight(blocks[..., 2:], scales, -8 * scales)
 
 
-def _q4_1(blocks: Tensor) -> Codes:
-    return Codes(blocks[..., 4:], _float16_at(blocks, 0), _float16_at(blocks, 2))
+def _q4_1(blocks: Tensor) -> CodedWeight:
+    return CodedWeight(blocks[..., 4:], _float16_at(blocks, 0), _float16_at(blocks, 2))
 
 
-def _q5_0(blocks: Tensor) -> Codes:
+def _q5_0(blocks: Tensor) -> CodedWeight:
     high_bits = _high_bits(blocks, 2)
     codes = _nibbles(blocks[..., 6:]) | high_bits
-    return Codes(_numbers(codes, 16), _float16_at(blocks, 0))
+    return CodedWeight(_signed(codes, 16), _float16_at(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> Codes:
+def _q5_1(blocks: Tensor) -> CodedWeight:
     codes = _nibbles(blocks[..., 8:]) | _high_bits(blocks, 4)
-    return Codes(_numbers(codes), _float16_at(blocks, 0), _float16_at(blocks, 2))
+    return CodedWeight(_signed(codes), _float16_at(blocks, 0), _float16_at(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> Codes:
+def _q8_0(blocks: Tensor) -> CodedWeight:
     signed_bytes = blocks[..., 2:].contiguous().view(torch.int8)
-    return Codes(signed_bytes.flatten(1), _float16_at(blocks, 0))
+    return CodedWeight(signed_bytes.flatten(1), _float16_at(blocks, 0))
 
 
 # --- blocks of 256 weights: scales are whole numbers, too -------------------------------------------------------------
 
 def _scales_of_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales and least values `[N, 8 B]` of Q4_K and Q5_K: eight of 6 bits each are packed in 12 bytes."""
+    """Return the scales and minimums `[N, 8 B]` of Q4_K and Q5_K: eight of 6 bits each are packed in 12 bytes."""
     low, middle, high = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
-    least = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
-    block_scale, block_least = (_float16_at(blocks, begin)[..., None] for begin in (0, 2))
-    return (block_scale * scales).flatten(1), (-block_least * least).flatten(1)
+    minimums = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
+    block_scale, block_minimum = (_float16_at(blocks, begin)[..., None] for begin in (0, 2))
+    return (block_scale * scales).flatten(1), (-block_minimum * minimums).flatten(1)
 
 
-def _q4_k(blocks: Tensor) -> Codes:
+def _q4_k(blocks: Tensor) -> CodedWeight:
     first, second = blocks[..., 16:].unflatten(-1, (4, 2, 16)).unbind(-2)  # halves of two groups, in low and high bits
-    low_pairs = first & 15 | second << 4
-    high_pairs = first >> 4 | second & 240
-    pairs = torch.stack((low_pairs, high_pairs), -2)
-    return Codes(pairs.view(len(blocks), -1, 16), *_scales_of_k(blocks))
+    low_nibbles = first & 15 | second << 4
+    high_nibbles = first >> 4 | second & 240
+    nibbles = torch.stack((low_nibbles, high_nibbles), -2)
+    return CodedWeight(nibbles.view(len(blocks), -1, 16), *_scales_of_k(blocks))
 
 
-def _q5_k(blocks: Tensor) -> Codes:
+def _q5_k(blocks: Tensor) -> CodedWeight:
     quarters = blocks[..., 48:].unflatten(-1, (4, 32))
     high_bits = _bits(blocks[..., 16:48], range(8), 1) << 4
     codes = _nibbles(quarters).view(high_bits.shape) | high_bits
-    return Codes(_numbers(codes), *_scales_of_k(blocks))
+    return CodedWeight(_signed(codes), *_scales_of_k(blocks))
 
 
-def _q6_k(blocks: Tensor) -> Codes:
+def _q6_k(blocks: Tensor) -> CodedWeight:
     low_bits = blocks[..., :128].unflatten(-1, (2, 64))  # of each half of the block
     high_bits = blocks[..., 128:192].unflatten(-1, (2, 32))
     high_codes = _bits(high_bits, (0, 2, 4, 6), 3).flatten(-2)
@@ -193,7 +193,7 @@ def _q6_k(blocks: Tensor) -> Codes:
 
     whole_scales = blocks[..., 192:208].contiguous().view(torch.int8)
     scales = _float16_at(blocks, 208)[..., None] * whole_scales
-    return Codes(_numbers(codes, 32), scales.flatten(1))
+    return CodedWeight(_signed(codes, 32), scales.flatten(1))
 
 
 BLOCK_TYPES = (
