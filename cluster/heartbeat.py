@@ -43,7 +43,7 @@ class LossRecord:
         self.suffix = suffix
         self.observed = ""  # by this rank
         self.observed_before = ""  # `observed` at the last beat
-        self.first_loss = ""  # known to all ranks
+        self.first_loss = ""  # of all ranks, as the store has it; without the store, this rank's own
         self.is_announced = threading.Event()
 
 
@@ -119,7 +119,7 @@ class Heartbeat:
         self._record.observed = self._record.observed or self._with_name(loss)
 
     def report_at_once(self, loss: str) -> None:
-        """Report a loss now, since this rank is about to end."""
+        """Report a loss of the whole run now, since this rank is about to end: no membership follows it."""
         with suppress(RuntimeError, OSError):
             report_loss(self.store, self._with_name(loss))
 
@@ -150,7 +150,7 @@ class Heartbeat:
         return self._record.first_loss
 
     def wait_for_loss(self) -> str:
-        """Return the first loss, once all ranks know it; empty if there is none after the timeout."""
+        """Return the first loss, once it is announced; empty if there is none after the timeout."""
         record = self._record
         if not self._is_stopped.is_set():
             record.is_announced.wait(self._timeout + 4 * BEAT_SECONDS)
@@ -178,7 +178,10 @@ class Heartbeat:
     # --- the threads --------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Beat, read the beats of the others, and announce the first loss, until that or `stop`."""
+        """Beat, read the beats of the others, and announce the first loss of each membership, until `stop`.
+
+        Without recovery there is one membership, and the loss ends the thread.
+        """
         last_beat_at = time.monotonic()
         while not self._is_stopped.wait(BEAT_SECONDS):
             if self._was_suspended(last_beat_at):

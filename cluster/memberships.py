@@ -41,7 +41,7 @@ class Meeting(NamedTuple):
 
 
 class Memberships:
-    """The memberships as one rank sees them; only one unless rank 0 may be silent for `patience` seconds.
+    """The memberships as one rank sees them; without recovery (`patience` is 0) there is one.
 
     A restarted rank ends the membership to which its earlier process had come.
     """

@@ -1,7 +1,7 @@
 """Links: a rank's ends of the wires to other ranks, which are threads of one process or processes.
 
-They know nothing about the meaning of messages, except that a Prune is handed out before others. They send and receive
-in threads of their own, during the computation.
+Of the meaning of messages they know that a Prune is handed out before others, and that nothing follows a Stop. They
+send and receive in threads of their own, during the computation.
 """
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Inbox:
                 raise self._first_failure
             return (self._prune_messages or self._other_messages).popleft()
 
-    def rest(self, until: float) -> None:
+    def wait_until(self, until: float) -> None:
         """Wait for a message or a failure, at most until this time on the monotonic clock."""
         with self._has_news, self._work_meter.idle():
             self._has_news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
@@ -93,7 +93,7 @@ class Receiver:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self.recv, self.rest, self.urgent = inbox.get, inbox.rest, inbox.urgent
+        self.recv, self.wait_until, self.urgent = inbox.get, inbox.wait_until, inbox.urgent
 
     @property
     def ready(self) -> bool:

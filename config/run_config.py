@@ -1,4 +1,4 @@
-"""The options of a run, each with unit, meaning and default. Edit them here, or give key=value on the command line.
+"""The options of a run, each with its meaning and default. Edit them here, or give key=value on the command line.
 
 It knows nothing about models or devices. `launch/` turns it into values for model/, pipeline/, tp/ and sim/.
 `bash run_pipe.sh --help all` prints them.
@@ -31,11 +31,11 @@ QUANTIZATIONS = ("none", "int8", "int4", "nf4", "fp4")  # of the layers' weights
 # Keys that change an emulated cluster, and their neutral values, the only ones allowed in other runs.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # applied before temperature
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # all keys that decide how a token is chosen
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # keys that change the distribution of a token
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 DRAWN = ("mss", "eagle1")  # rules for drawn guesses, which are judged for a whole tree
 LOSSY = ("typical",)  # rules that change the distribution of texts above temperature 0
-MEASURED = 16  # rows per segment until the best number is measured
+ROWS_BEFORE_MEASUREMENT = 16  # rows per segment until the best number is measured
 RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
 RUN = 4  # default of the guesses that pipeinfer sends at once
 USUAL_RANKS = 4  # default of the ranks that share all layers, or that hold replicas
@@ -334,7 +334,7 @@ class RunConfig(Checked):
         """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
         policy = self.growth_policy, self.expansion, self.gain
         least_score = math.log(self.min_probability) if self.min_probability else -math.inf
-        segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
+        segment = None if self.subseq_token == -1 else self.subseq_token or ROWS_BEFORE_MEASUREMENT
 
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, least_score)
         expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)

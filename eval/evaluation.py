@@ -213,7 +213,7 @@ class Evaluation:
         """Return one turn of a conversation, by the names of the fields with an element for each turn."""
         reader = AnswerReader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
-        request_number = self.pipeline.ring.requests  # number of earlier requests, as in the tally
+        request_number = self.pipeline.ring.num_closed_requests  # number of earlier requests, as in the tally
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
 
         with self.pipeline.rank.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]

@@ -194,14 +194,14 @@ class Pipeline:
     def of_rank_0(rank: Rank) -> Pipeline:
         """Return the pipeline of a connected rank 0, once every stage is ready."""
         spec, trace = rank.spec, rank.trace
-        links = rank.wires.links
+        links = rank.connections.links
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds the whole model, or shares its layers: there is no ring
-            links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
+            links = [Loop(build_stage(spec, trace, rank.connections.group), rank.connections.fan)]
 
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
-        ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
+        ring.meter, ring.reconnect = rank.connections.meter, rank.rejoin
 
         try:
             pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part), lm_head)
@@ -474,7 +474,7 @@ class Pipeline:
     @property
     def plain_rate(self) -> tuple[float, bool]:
         """Tokens per second of plain decoding, and whether they were measured; else estimated from a round trip."""
-        measured = self.ring.pacing.fallback.measured_rate
+        measured = self.ring.pacing.fallback.measured_plain_rate
         return measured or 1 / max(self.round_trip, 1e-9), bool(measured)
 
     @cached_property

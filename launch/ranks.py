@@ -31,7 +31,7 @@ from launch.prepare import Prepared, check_split, prepare
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
-from launch.wiring import Rank, Wires, between_processes, between_threads
+from launch.wiring import Connections, Rank, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.trace import OFF, REAL, NoTrace, forget
 
@@ -111,7 +111,7 @@ class Member:
     """
 
     heartbeat: Heartbeat | None = None  # set when the rank connects
-    wires: Wires | None = None
+    connections: Connections | None = None
     trace: NoTrace = OFF
     _memberships: Memberships | None = None  # in which ranks connect
 
@@ -136,8 +136,8 @@ class Member:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
 
-        # wires
-        self.wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
+        # connections
+        self.connections = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
         memberships_kind = FollowedMemberships if number else OpenedMemberships
         uses_sockets = config.link == "sockets"
         socket_peers = placement.reached(number) if uses_sockets else ()
@@ -145,7 +145,7 @@ class Member:
         self.heartbeat.start(self.fail if self._recovers else lost)
         socket_wires: Sequence[Wire] = self._memberships.join(time.monotonic() + meeting.patience)
         wires = socket_wires if uses_sockets else self._torch_wires()
-        self.wires.each(lambda link: link.begin(wires))
+        self.connections.each(lambda link: link.begin(wires))
 
         # the same split, and rank 0's clock
         spec = self._prepared.spec(number)
@@ -156,7 +156,7 @@ class Member:
         elif config.trace and not is_returning:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
 
-        return Rank(spec, self.wires, self.trace, busy_shares=self.heartbeat.busy_shares, rejoin=self.rejoin)
+        return Rank(spec, self.connections, self.trace, busy_shares=self.heartbeat.busy_shares, rejoin=self.rejoin)
 
     def _torch_wires(self) -> Sequence[Wire]:
         """Create wires of torch.distributed, together with all other ranks; raises PeerLost if one is lost before."""
@@ -171,12 +171,12 @@ class Member:
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""
         number, seconds = self._rank, self._prepared.config.recovery
-        if self._memberships is None or self.wires is None or not self._recovers:
+        if self._memberships is None or self.connections is None or not self._recovers:
             raise loss  # which may have ended an earlier attempt
 
         try:
             self._memberships.leave(loss)
-            self.wires.each(lambda link: link.end())
+            self.connections.each(lambda link: link.end())
             self._memberships.close()
             new_wires = self._memberships.join(time.monotonic() + seconds)
         except BaseException as error:
@@ -188,14 +188,14 @@ class Member:
                 raise final_loss from error
             raise
 
-        self.wires.each(lambda link: link.begin(new_wires))
+        self.connections.each(lambda link: link.begin(new_wires))
         if number == 0:
             say(f"{loss}; all ranks are connected again, and answers continue", "\n")
 
     def leave(self, outlive: bool) -> None:
         """End all connections in an orderly way; with `outlive`, return once all others have done so."""
-        assert self.wires and self._memberships and self.heartbeat, "this rank was not connected"
-        self.wires.each(lambda link: link.close())
+        assert self.connections and self._memberships and self.heartbeat, "this rank was not connected"
+        self.connections.each(lambda link: link.close())
         self._memberships.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
@@ -203,19 +203,19 @@ class Member:
     def drop(self) -> None:
         """Release whatever the rank holds, in a program that continues; has no effect after `leave`."""
         self.trace.close()
-        if self.wires is not None and self.heartbeat is not None:
+        if self.connections is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.first_loss)
             if self._memberships is not None:
                 self._memberships.cut()
                 self._memberships.close()
-            self.wires.each(lambda link: link.drop())
+            self.connections.each(lambda link: link.drop())
 
     # --- an early end -------------------------------------------------------------------------------------------------
 
     def fail(self, loss: str) -> None:
         """Raise PeerLost in all threads that wait for a message."""
-        if self.wires is not None:
-            self.wires.each(lambda link: link.fail(PeerLost(loss)))
+        if self.connections is not None:
+            self.connections.each(lambda link: link.fail(PeerLost(loss)))
 
     def lose(self, loss: str) -> None:
         """End the process after a loss that the heartbeat found; called on the heartbeat's thread."""
@@ -364,30 +364,30 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     torch.empty(0, device="meta")  # the first meta tensor loads modules of torch; 2.3 hangs if threads race to do it
     config, placement = prepared.config, prepared.placement
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
-    all_wires = between_threads(config.cluster, placement, traces)
+    all_connections = between_threads(config.cluster, placement, traces)
 
     def busy_shares() -> list[float]:
-        return [wires.meter.share() for wires in all_wires]
+        return [connections.meter.share() for connections in all_connections]
 
     def on_failure(thread_name: str, error: BaseException) -> None:
         show(error, config.debug)
         loss = error if isinstance(error, PeerLost) else PeerLost(f"{thread_name}: {explain(error)}")
-        all_wires[0].each(lambda link: link.fail(loss))
+        all_connections[0].each(lambda link: link.fail(loss))
 
     specs = map(prepared.spec, range(placement.world))
-    parts_of_ranks = zip(specs, all_wires, traces)
+    parts_of_ranks = zip(specs, all_connections, traces)
     rank_0, *others = (Rank(*parts, busy_shares=busy_shares) for parts in parts_of_ranks)
     with torch_as_it_was():
         threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, on_failure) for rank in others]
         try:
             yield rank_0
         except BaseException:  # the others wait for messages that do not come
-            all_wires[0].each(lambda link: link.fail(PeerLost("rank 0 has ended early")))
+            all_connections[0].each(lambda link: link.fail(PeerLost("rank 0 has ended early")))
             raise
 
         for thread in threads:
             thread.join()
-        for wires, trace in zip(all_wires, traces):
-            wires.each(lambda link: link.close())
+        for connections, trace in zip(all_connections, traces):
+            connections.each(lambda link: link.close())
             trace.close()
         join_traces(rank_0.spec)

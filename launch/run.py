@@ -1,6 +1,6 @@
 """The composition root: from the words of a command line to the exit code of the command.
 
-Only this module checks which rank the process is; everything below it receives values. A command calls `run` with the
+This module finds out which rank the process is; what it builds receives values. A command calls `run` with the
 work of rank 0. Started by hand, `run` checks the input and starts one process for each rank (or, with link=threads,
 one thread). If a launcher has set RANK in the environment, the process is that rank. As a program, this module is one
 of the other ranks of a pipeline that a user's program has opened: `python3 -m launch.run [PRESET] [key=value ...]`.

@@ -32,7 +32,7 @@ MakeLink = Callable[[Peers], Any]  # creates the link to peers
 
 
 @dataclass(frozen=True)
-class Wires:
+class Connections:
     """What connects a rank to the others."""
 
     links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
@@ -61,7 +61,7 @@ class Rank(NamedTuple):
     """A rank that is connected to the others."""
 
     spec: RankSpec
-    wires: Wires
+    connections: Connections
     trace: NoTrace
     clock: Clock = REAL
     busy_shares: Callable[[], list[float]] = unknown_load  # how much of its last seconds each rank worked, if known
@@ -70,13 +70,13 @@ class Rank(NamedTuple):
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring until it is stopped."""
-        stage = build_stage(self.spec, self.trace, self.wires.group)
-        link, fan = self.wires.link, self.wires.fan
+        stage = build_stage(self.spec, self.trace, self.connections.group)
+        link, fan = self.connections.link, self.connections.fan
         stage_link: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
 
         while True:
             try:
-                with self.wires.meter:
+                with self.connections.meter:
                     return run_stage(stage, stage_link)
             except PeerLost as loss:
                 self.rejoin(loss)
@@ -84,8 +84,8 @@ class Rank(NamedTuple):
 
 
 def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
-                      ) -> Wires:
-    """Create the wires of one rank in a process of its own, not yet connected.
+                      ) -> Connections:
+    """Create the connections of one rank in a process of its own, not yet connected.
 
     Ranks that share a stage are in a process group; all ranks create the same groups in the same order.
     """
@@ -103,11 +103,11 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
     def make_link(peers: Peers) -> Any:
         return ProcessLink(peers, heartbeat.report_failure, trace, inbox)
 
-    return _wires(rank, placement, make_link, (cluster, trace), group, meter)
+    return _connections(rank, placement, make_link, (cluster, trace), group, meter)
 
 
-def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
-    """Create the wires of all ranks, in one process."""
+def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Connections]:
+    """Create the connections of all ranks, in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
     ranks = range(placement.world)
     meters = [Meter() for _ in traces]
@@ -116,20 +116,20 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     group_tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
     all_ends = [*inboxes, *group_tables.values()]
 
-    def wires_of(rank: int) -> Wires:
+    def connections_of(rank: int) -> Connections:
         def make_link(peers: Peers) -> Any:
             return LocalLink(rank, inboxes, peers, all_ends)
 
         group_ranks = placement.group(rank)
         group = ThreadGroup(group_tables[group_ranks], group_ranks.index(rank))
-        return _wires(rank, placement, make_link, (cluster, traces[rank]), group, meters[rank])
+        return _connections(rank, placement, make_link, (cluster, traces[rank]), group, meters[rank])
 
-    return list(map(wires_of, ranks))
+    return list(map(connections_of, ranks))
 
 
-def _wires(rank: int, placement: Placement, make_link: MakeLink, emulation: tuple[Profile | None, NoTrace],
-           group: Group, meter: Meter) -> Wires:
-    """Create the wires of a rank; an emulated cluster delays its links by the wires to its peers."""
+def _connections(rank: int, placement: Placement, make_link: MakeLink, emulation: tuple[Profile | None, NoTrace],
+                 group: Group, meter: Meter) -> Connections:
+    """Connect a rank; an emulated cluster delays each link by the wire to the first rank to which it sends."""
     cluster, trace = emulation
 
     def link_to(peers: Peers) -> Any:
@@ -143,4 +143,4 @@ def _wires(rank: int, placement: Placement, make_link: MakeLink, emulation: tupl
     member_peers = placement.fan(rank)
     fan = link_to(member_peers) if member_peers else None
 
-    return Wires(links, fan, group, meter)
+    return Connections(links, fan, group, meter)

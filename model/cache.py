@@ -1,9 +1,9 @@
 """The tree cache: keys and values of some layers, each slot tagged with its node.
 
 It knows nothing about tokens or strategies, and derives positions from what a row sees. Slots [0, settled) hold text,
-which every row sees, and keep their numbers, though memory may move. After them comes the tail, in which the matrix
-`sees` decides which slots a row sees. A dead node is never an ancestor of a live one, so pruning late, or never, costs
-time but cannot change a result.
+which every row sees, or as much of it as its window; they keep their numbers, though memory may move. After them comes
+the tail, in which the matrix `sees` decides which slots a row sees. A dead node is never an ancestor of a live one, so
+pruning late, or never, costs time but cannot change a result.
 
 Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
 """
@@ -94,6 +94,7 @@ class TreeCache:
             self._slots_of_layer.update((layer, (slots, index)) for index, layer in enumerate(layers))
 
         self._sees = np.zeros((64, 64), dtype=bool)
+        self._num_leading = 0  # rows at the front of the tail that are text, and settle at the next step
         self.clear()
 
     def another(self) -> TreeCache:
@@ -101,7 +102,7 @@ class TreeCache:
         return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.in_8_bits)
 
     def clear(self) -> None:
-        """Forget the request, and free all memory but the first block."""
+        """Forget the request, and free the memory of all slots but the first block."""
         for slots in self.slots:
             slots.clear()
 
@@ -140,7 +141,7 @@ class TreeCache:
         self.prune(last, last, (), sys.maxsize)
 
     def drop(self) -> None:
-        """Forget the tail."""
+        """Forget the tail, after the text at its front has settled."""
         self._settle_leading()
         self._set_tail([])
 

@@ -30,7 +30,7 @@ class Node:
     token: int
     parent: int  # the root is its own parent
     pos: int
-    score: float  # log-probability of the path, never above the parent's
+    score: float  # log-probability of the path from the root, never above the parent's
     children: dict[int, int] = field(default_factory=dict)  # token -> child, so adding twice means merging
     proposals: dict[str, float] = field(default_factory=dict)  # of a guess: the source that proposed it -> its score
     drawn: Sequence[Proposal] = ()  # the tokens drawn after it, in this order, with duplicates
@@ -44,7 +44,7 @@ class Node:
 class TokenTree:
     """One request: the text so far and every live guess below its tip.
 
-    The text has at most `max_tokens` tokens. `ids` yields node ids, and is shared by all requests of a
+    The text ends with `max_tokens` tokens. `ids` yields node ids, and is shared by all requests of a
     pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
     order in which they were added. `law` is the part of the target's law that depends on the path (model/law.py).
     """
@@ -257,12 +257,15 @@ class TokenTree:
 
 
 def verify(tree: TokenTree) -> list[int]:
-    """Verify guesses: settle the target's tokens from the tip on, as far as they are known, and return them."""
+    """Verify guesses: settle the target's tokens from the tip on, as far as they are known, and return them.
+
+    The text never becomes longer than `max_tokens`.
+    """
     tree.num_verifications += tree.has_unverified
     tree.has_unverified = False
 
     new_tokens: list[int] = []
-    while (token := tree.nodes[tree.tip].target_token) is not None:
+    while tree.room and (token := tree.nodes[tree.tip].target_token) is not None:
         new_tokens.append(token)
         tree.settle(token)
     return new_tokens

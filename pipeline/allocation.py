@@ -1,8 +1,8 @@
-"""Which rows leave: the rows of the next segment for each request, and the segments that leave in one message.
+"""Which rows leave: the rows of the next message for each request, and the segments that leave in it.
 
 Text goes before guesses, the prompt of the oldest request first. Guesses are ordered by their probability times the
-priority of their request; the priority counts once more for each segment that left without guesses of the request. Each
-segment in flight serves a share of the requests, and has as many rows for each of them as a single request would send.
+priority of their request; the priority counts once more for each message that left without guesses of the request. Each
+message in flight serves a share of the requests, and has as many rows for each of them as a single request would send.
 Beyond the rows of one request, a guess must be worth its row.
 """
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Bidder(Protocol):
     request: int
     tree: TokenTree
     options: TargetOptions
-    passed_over: int  # number of segments since the last one with guesses of this request
+    passed_over: int  # number of messages that left without its guesses, since the last one with some
 
 
 class RowAllocator:
-    """The division of the rows of the next segment among requests."""
+    """The division of the rows of the next message among requests."""
 
     def __init__(self, num_in_flight: int, times: StageTimes) -> None:
         self._num_in_flight = max(1, num_in_flight)  # segments
         self._times = times
-        self._is_divided = False  # whether the rows of the next segment were divided
+        self._is_divided = False  # whether the rows of the next message were divided
         self._least_worth = 0.0  # of the guesses to send, a logarithm
         self._guess_rows_left = 0
-        self.left_out: set[int] = set()  # requests without a row in the next segment
+        self.left_out: set[int] = set()  # requests without a row in the next message
 
     def share(self, bidder: Bidder, bidders: Sequence[Bidder], segment_size: int) -> int:
-        """Return how many rows a bidder may fill, text included.
+        """Take rows of the next message for a bidder, text included; return their number. It is called once a message.
 
         `segment_size` is the number of rows of a single request's segment.
         """
@@ -63,13 +63,13 @@ class RowAllocator:
             self.left_out.add(bidder.request)
         return num_rows
 
-    def close(self) -> None:
-        """Record that the segment has left: the next call of `share` divides the rows of the next one."""
+    def record_departure(self) -> None:
+        """Record that the message has left: the next call of `share` divides the rows of the next one."""
         self._is_divided = False
         self.left_out.clear()
 
     def _divide(self, bidders: Sequence[Bidder], segment_size: int) -> None:
-        """Choose the guesses of the next segment: the most worthy ones for which there is room, and which pay."""
+        """Choose the guesses of the next message: the most worthy ones for which there is room, and which pay."""
         num_text_rows = sum(len(bidder.tree.unsent_text) for bidder in bidders)
 
         # the best guesses of all requests

@@ -2,8 +2,8 @@
 
 It knows nothing about text, since prompts and answers are token ids, nor about how guesses are made. A request advances
 by the steps of its strategy, and waits when the strategy yields `WAIT` or a draft's `Reading`. An abandoned request is
-removed from every stage. A request may begin with a text that the stages still hold: texts of ended requests stay in
-unused caches, and the least recently used one is evicted first.
+removed from every stage, unless its text is kept for reuse. A request may begin with a text that the stages still hold:
+texts of ended requests stay in unused caches, and the least recently used one is evicted first.
 """
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Prefix:
     ended: bool  # whether the request has ended: then its caches are reused, else copied
 
     def num_shared(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens need not be read again.
+        """Return how many of these tokens need not be read again; below 0 if not even the first one is common.
 
         The last common token is read again: its logits are needed, and its feature was released.
         """

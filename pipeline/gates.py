@@ -23,7 +23,7 @@ REFUSAL_DECAY = 0.97
 
 MAX_ACCEPTANCE = 0.99  # maximum probability that a level is accepted, so that the sum of its powers stays finite
 
-# A single request rests once guessing is this many tokens behind plain decoding: the most that it costs each time. By
+# A single request rests once guessing is this many tokens behind plain decoding: about what each trial costs. By
 # trial.
 MAX_TOKENS_BEHIND = 2.0
 
@@ -71,11 +71,12 @@ class DraftGate:
         level_seconds = self._level_seconds or 0.0
         num_levels = int(stage_seconds / level_seconds) if level_seconds else 0
 
-        # expected tokens of those levels: the sum of probability ** n for n from 2 to num_levels
-        probability = min(level_tokens, MAX_ACCEPTANCE)
+        # expected tokens of those levels, if each brings this share of the one before: the sum of acceptance ** n for n
+        # from 2 to num_levels
+        acceptance = min(level_tokens, MAX_ACCEPTANCE)
         later_tokens = 0.0
         if num_levels > 1:
-            later_tokens = (probability ** 2 - probability ** (num_levels + 1)) / (1 - probability)
+            later_tokens = (acceptance ** 2 - acceptance ** (num_levels + 1)) / (1 - acceptance)
 
         return level_tokens * (stage_seconds - level_seconds) > (segment_tokens + later_tokens) * level_seconds
 
@@ -90,7 +91,10 @@ class DraftGate:
         self._level_seconds = min(seconds, shortest)  # a longer level also read a prompt, or was interrupted
 
     def is_worth_drafting(self, level_tokens: float, due_at: float, now: float) -> bool:
-        """Return whether to begin a level of `level_tokens` expected tokens if the next answer is due at `due_at`."""
+        """Decide whether to begin a level of `level_tokens` expected tokens if the next answer is due at `due_at`.
+
+        A refusal shortens the level's expected time, so that a level is tried again.
+        """
         if not self._level_seconds or not self._rate.mean:
             return True
 
@@ -114,9 +118,9 @@ class Fallback:
         self.guesses = True
         self._is_measured = False  # whether the rate without guesses comes from tokens of answers, not from the start
         self._plain_rate, self._guessing_rate = TokenRate(), TokenRate()
-        self._lead = 0.0  # tokens by which guessing is ahead of plain decoding, at most 0
-        self._tokens_behind = 0  # settled since `_lead` was 0
-        self._period_tokens = REST_TOKENS // 2
+        self._lag = 0.0  # tokens by which guessing is behind plain decoding
+        self._tokens_behind = 0  # settled since `_lag` was 0
+        self._period_tokens = REST_TOKENS // 2  # the first rest doubles it
         self._rest_tokens = 0  # length of the present rest
         self._num_tokens = 0  # settled since guessing, or the rest, began
         self._last_settled_at: float | None = None
@@ -131,7 +135,7 @@ class Fallback:
             self._plain_rate.add(1, plain_seconds)
 
     @property
-    def measured_rate(self) -> float:
+    def measured_plain_rate(self) -> float:
         """Tokens per second without guesses, by the rounds of a rest; 0 before the first one."""
         return self._plain_rate.mean if self._is_measured else 0.0
 
@@ -150,11 +154,11 @@ class Fallback:
     def _weigh(self, num_tokens: int, seconds: float) -> None:
         """Begin a rest if guessing has fallen too far behind."""
         self._guessing_rate.add(num_tokens, seconds)
-        self._lead = min(0.0, self._lead + num_tokens - seconds * self._plain_rate.mean)
-        self._tokens_behind = self._tokens_behind + num_tokens if self._lead else 0
+        self._lag = max(0.0, self._lag + seconds * self._plain_rate.mean - num_tokens)
+        self._tokens_behind = self._tokens_behind + num_tokens if self._lag else 0
 
         guessing_is_slower = self._guessing_rate.mean < self._plain_rate.mean
-        if self._lead < -MAX_TOKENS_BEHIND and guessing_is_slower:
+        if self._lag > MAX_TOKENS_BEHIND and guessing_is_slower:
             has_lasted = self._num_tokens > REST_TOKENS
             self._period_tokens = REST_TOKENS if has_lasted else 2 * self._period_tokens
             self._rest_tokens = self._period_tokens - self._tokens_behind
@@ -174,4 +178,4 @@ class Fallback:
 
     def _turn(self, guesses: bool) -> None:
         self.guesses = guesses
-        self._lead, self._tokens_behind, self._num_tokens = 0.0, 0, 0
+        self._lag, self._tokens_behind, self._num_tokens = 0.0, 0, 0

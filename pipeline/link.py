@@ -1,4 +1,7 @@
-"""The protocol of a link: a rank's way to the ranks around it, which `cluster/transport.py` makes."""
+"""The protocol of a link: a rank's way to the ranks around it.
+
+`cluster/transport.py` implements it, for groups `tp/links.py`, for virtual time `sim/`; `launch/wiring.py` chooses.
+"""
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol, Sequence
@@ -19,14 +22,14 @@ class Link(Protocol):
     def recv(self) -> Message:
         """Return the next message, a Prune before others; raises PeerLost."""
 
-    def rest(self, until: float) -> None:
+    def wait_until(self, until: float) -> None:
         """Wait until `recv` would return at once, or until this time on the clock, in seconds."""
 
     def urgent(self) -> Prune | None:
         """Return the next Prune that has arrived, or None; raises PeerLost."""
 
     def broadcast(self, msg: Message) -> None:
-        """Send a message to all other ranks without waiting; it may overtake messages in flight."""
+        """Send a message to the leaders of all other stages without waiting; it may overtake messages in flight."""
 
 
 class StageLink(Link, Protocol):

@@ -1,8 +1,8 @@
 """The messages of the pipeline, and their format on the wire.
 
 They know nothing about how they travel. Segments, single or in a batch, Start, Reset and Stop go round the ring in
-order. Only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
-which rises from request to request. Features go from a stage directly to rank 0.
+order. A Prune may overtake, since node ids never change their meaning. Messages of a request carry its number, which
+rises from request to request. Features go from a stage directly to rank 0, past the others.
 
 On the wire a message is a header and a body of integers, then up to two tensors. A batch is followed by its segments.
 Nothing is pickled: a peer can send wrong numbers, but no code, and impossible sizes are refused before memory is

@@ -1,7 +1,7 @@
 """Pacing: when a segment leaves, which rows it has, and whether to draft a level before the next answer.
 
-Its inputs are the sent segments, the computing times of stages and the probabilities of guesses. It knows nothing
-about strategies, or about how guesses are made. `streaming` asks in this order, each time that it can act:
+Its inputs are the sent segments and settled tokens, the times of stages and levels, and the probabilities of guesses.
+`streaming` asks in this order, each time that it can act:
 
 1. Did a segment come back? Then it is verified; nothing is asked here.
 2. Is the first stage free (`FirstStage.ready_at`), with the tip to send? `DraftGate.is_worth_waiting`: whether to draft
@@ -11,7 +11,8 @@ about strategies, or about how guesses are made. `streaming` asks in this order,
 4. Does nothing leave? `DraftGate.is_worth_drafting`: whether a level is drafted before the next answer.
 5. Is none worth it? It waits for an answer, or until the first stage is free.
 
-A draft that is to grow asks `Fallback` before 2 and 4. `continuous` has 1 and `Fallback` only; a prompt always leaves.
+A draft that is to grow asks `Fallback` before 2 and 4. `continuous` asks `Fallback` only; segments of several requests
+wait for the first stage and the `Batcher` with every strategy.
 """
 from __future__ import annotations
 

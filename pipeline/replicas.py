@@ -43,7 +43,7 @@ class Replicas(Ring):
     def forget(self, request: int) -> None:
         closed_target = self._open[request]
         self._open = {number: target for number, target in self._open.items() if target is not closed_target}
-        self.requests += 1
+        self.num_closed_requests += 1
 
     @property
     def running(self) -> list[RequestTarget]:

@@ -65,7 +65,7 @@ class RequestTarget(Target):
         self._returned_segments: deque[Returned] = deque()
         self._prompt_length = len(tree.trunk)
         self._settled_length = len(tree.trunk)  # of the text at the last prune
-        self._guessed_before = 0  # value of `tree.num_sent_guesses` at the last prune that left no guess alive
+        self._num_dead_guesses = 0  # of all that were sent, at the last prune that left none alive
 
         # progress
         self.wakes_at: float | None = None  # time at which the strategy advances without a message
@@ -73,9 +73,9 @@ class RequestTarget(Target):
         self.closed = False  # whether every stage has forgotten the request
 
         # measurements
-        self.segments = 0  # number of segments sent so far
+        self.segments = 0  # number of segments so far, sent or waiting to be
         self.reused = 0  # number of prompt tokens that the stages held already
-        self.passed_over = 0  # number of segments since the last one with guesses of this request
+        self.passed_over = 0  # number of messages that left without its guesses, since the last one with some
         self._level_seconds = 0.0  # seconds that networks took for the newest level
 
     @property
@@ -188,14 +188,14 @@ class RequestTarget(Target):
             pacing.fallback.begin(self.options.plain_seconds)
 
         # dead guesses, if there can be any
-        if self.tree.num_sent_guesses == self._guessed_before:
+        if self.tree.num_sent_guesses == self._num_dead_guesses:
             return
         with self._span("prune"):
             in_flight_nodes = set(chain.from_iterable(self._in_flight_nodes))
             kept_nodes = self.tree.live if self.options.prunes else self.tree.live.union(in_flight_nodes)
             self._broadcast(list(kept_nodes))
             if not kept_nodes:
-                self._guessed_before = self.tree.num_sent_guesses
+                self._num_dead_guesses = self.tree.num_sent_guesses
 
             dead_nodes = in_flight_nodes.difference(kept_nodes, [self.tree.tip])
             pacing.first_stage.prune(dead_nodes, now)
@@ -207,7 +207,7 @@ class RequestTarget(Target):
         """
         self.ended = True
         self.wakes_at = None
-        kept_nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []  # the tip was not sent yet
+        kept_nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []  # the tip may be unsent, or in flight
 
         with self._span("reset"):
             self._broadcast([])
@@ -410,9 +410,9 @@ class Ring:
         # measurements
         self.meter = Meter()  # measures the work of rank 0
         self.reset_measurements()
-        self.requests = 0  # number of requests closed since the start
+        self.num_closed_requests = 0  # number of requests closed since the start
         self.returned_messages = 0  # number of messages that came back since the start
-        self.unanswered = 0  # messages of the last `ping` that have not come back
+        self.pings_in_flight = 0  # messages of the last `ping` that have not come back
         self.stopped = False
 
         # losses
@@ -456,7 +456,7 @@ class Ring:
     def forget(self, request: int) -> None:
         """Forget a closed request."""
         del self._open[request]
-        self.requests += 1
+        self.num_closed_requests += 1
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
@@ -485,7 +485,7 @@ class Ring:
             with self.trace.span("send", **facts_of_sending(last)):
                 self.link.send(message)
 
-            self.pacing.rows.close()
+            self.pacing.rows.record_departure()
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
@@ -500,12 +500,12 @@ class Ring:
             wake_times.append(self.pacing.first_stage.ready_at)
 
         if wake_times:
-            self.link.rest(min(wake_times))
+            self.link.wait_until(min(wake_times))
             self.poll()
         elif self.closing or any(target.in_flight for target in self.running):
             self._distribute(self.link.recv())
         else:
-            self.pacing.rows.close()  # all were left out because of a request that has nothing to send any more
+            self.pacing.rows.record_departure()  # all were left out for a request that has nothing to send any more
 
     def poll(self) -> None:
         """Distribute the messages that have arrived, without waiting."""
@@ -524,7 +524,7 @@ class Ring:
         if isinstance(message, Reset) and message.request in self._open:  # else the text of an ended request, or a ping
             self._open[message.request].reset(message.request)
         elif isinstance(message, Reset):
-            self.unanswered -= message.request == self._ping
+            self.pings_in_flight -= message.request == self._ping
 
         segments = segments_of(message)
         if segments:
@@ -548,7 +548,7 @@ class Ring:
     def ping(self) -> None:
         """Send a message round that changes nothing; if it comes back, all stages work."""
         self._ping = next(self._numbers)
-        self.unanswered = len(self.links)
+        self.pings_in_flight = len(self.links)
         for link in self.links:
             link.send(Reset(self._ping))
 
@@ -566,7 +566,7 @@ class Ring:
             self.loss = str(loss)
             self.reconnect(loss)
 
-            self._open, self.unanswered = {}, 0
+            self._open, self.pings_in_flight = {}, 0
             self.reset_measurements()
             self.num_reconnections += 1
 

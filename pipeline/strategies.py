@@ -68,7 +68,7 @@ class Target(Protocol):
         """Yield until a segment has come back or, if there are nodes to send, until the first stage is free."""
 
     def prune(self) -> None:
-        """Send the list of live nodes to every stage."""
+        """Record what has settled, for pacing; send the live nodes to every stage if guesses may have died."""
 
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]

@@ -309,11 +309,11 @@ class Engine(RequestLoop):
         if self._running_jobs:
             has_answered = ring.returned_messages > self._num_returned
         else:
-            has_answered = not ring.unanswered
+            has_answered = not ring.pings_in_flight
         if has_answered:
             self._answered_at, self._num_returned = now, ring.returned_messages
 
-        if not self._running_jobs and not ring.unanswered and now - self._pinged_at >= RING_INTERVAL:
+        if not self._running_jobs and not ring.pings_in_flight and now - self._pinged_at >= RING_INTERVAL:
             self._pinged_at = now
             ring.ping()
 

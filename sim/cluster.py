@@ -131,7 +131,7 @@ class Cluster:
             self._advance_to_next_event()
 
     def recv(self) -> Message:
-        self.rest(float("inf"))
+        self.wait_until(float("inf"))
         msg = self._inbox.popleft()
         segments = segments_of(msg)
         if segments:
@@ -142,7 +142,7 @@ class Cluster:
             self._node_paths.forget(msg.request)
         return msg
 
-    def rest(self, until: float) -> None:
+    def wait_until(self, until: float) -> None:
         """Advance the clock until a message has arrived, or until this time."""
         self._run_events(self._clock.now())
         while not self._inbox and self._events and self._events[0][0] <= until:
@@ -199,7 +199,7 @@ class RingLink:
     def __init__(self, cluster: Cluster, send_at: SendAt,
                  stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
         self._cluster, self._send_at, self._stages = cluster, send_at, stages
-        self.recv, self.rest, self.defer = cluster.recv, cluster.rest, cluster.defer
+        self.recv, self.wait_until, self.defer = cluster.recv, cluster.wait_until, cluster.defer
 
     @property
     def ready(self) -> bool:

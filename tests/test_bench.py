@@ -208,7 +208,7 @@ def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_
         results.texts[Key("ar", "none", "a", temperature, 0, 1)] = [wrong]
         Evaluation(config, pipeline).run({"a": [question]}, results)
         results.close()
-        assert pipeline.ring.requests == 3
+        assert pipeline.ring.num_closed_requests == 3
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
     margin = line["first_difference"].pop("margin")
     assert line["token_ids"] == [right] and line["same_as_ar"] is False

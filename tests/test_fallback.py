@@ -80,9 +80,9 @@ def test_a_machine_on_which_everything_gets_slower_guesses_again_at_once():
 
 def test_the_rate_of_plain_decoding_is_measured_by_plain_rounds_once_there_are_any():
     fallback = opened()
-    assert fallback.measured_rate == 0
+    assert fallback.measured_plain_rate == 0
     settle(fallback, 40, 2.0)
-    assert not fallback.guesses and fallback.measured_rate == pytest.approx(1.0)
+    assert not fallback.guesses and fallback.measured_plain_rate == pytest.approx(1.0)
 
 
 def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_requests():

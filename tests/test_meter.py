@@ -58,7 +58,7 @@ def test_who_waits_for_a_message_is_idle(now):
         inbox.put(Stop())
 
     with own:
-        inbox.rest(0.0)
+        inbox.wait_until(0.0)
         now[0] = 2.0
         threading.Timer(0.3, later).start()
         assert isinstance(inbox.get(), Stop)

@@ -60,7 +60,7 @@ class Hand:
     def recv(self):
         return self.inbox.popleft()
 
-    def rest(self, until):
+    def wait_until(self, until):
         if not self.inbox:
             assert until > self.clock.now(), "nobody rests until a moment that is over"
             self.clock.sleep_until(until)
@@ -266,12 +266,12 @@ def slow():
 def test_a_link_rests_until_its_moment_or_until_a_message_has_come(make):
     first, second = make()
     until = time.monotonic() + SOON
-    second.rest(until)
+    second.wait_until(until)
     assert time.monotonic() >= until and not second.ready
-    second.rest(time.monotonic() - SOON)
+    second.wait_until(time.monotonic() - SOON)
     sender = threading.Timer(SOON, lambda: first.send(Reset(7)))
     sender.start()
-    second.rest(time.monotonic() + 3600)
+    second.wait_until(time.monotonic() + 3600)
     assert second.ready and second.recv() == Reset(7)
     sender.join()
     for link in (first, second):
@@ -282,8 +282,8 @@ def test_a_prune_ends_a_rest_too_and_a_message_that_is_there_lets_nobody_rest():
     inbox, prune = Inbox(), Prune(0, 2, 1, 3, [])
     sender = threading.Timer(SOON, lambda: inbox.put(prune))
     sender.start()
-    inbox.rest(time.monotonic() + 3600)
-    inbox.rest(time.monotonic() + 3600)
+    inbox.wait_until(time.monotonic() + 3600)
+    inbox.wait_until(time.monotonic() + 3600)
     assert inbox.get() == prune
     sender.join()
 
@@ -292,7 +292,7 @@ def test_the_loss_of_a_peer_ends_a_rest_and_reaches_who_listens():
     inbox = Inbox()
     sender = threading.Timer(SOON, lambda: inbox.fail(PeerLost("rank 1 was lost")))
     sender.start()
-    inbox.rest(time.monotonic() + 3600)
+    inbox.wait_until(time.monotonic() + 3600)
     with pytest.raises(PeerLost, match="rank 1 was lost"):
         inbox.get()
     sender.join()
@@ -303,5 +303,5 @@ def test_a_ring_that_is_one_group_has_each_answer_when_it_has_sent_and_never_res
     link = Loop(stage, None)
     link.send(Segment(0, [0, 1], [0, 0],
                       [0, 1], 2, torch.tensor([3, 4])))
-    link.rest(time.monotonic() + 3600)
+    link.wait_until(time.monotonic() + 3600)
     assert link.ready and link.recv().nodes == [0, 1] and not link.ready

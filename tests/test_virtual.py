@@ -128,9 +128,9 @@ def test_rows_that_are_dead_when_they_come_cost_nothing():
 def test_rest_ends_with_a_message_or_at_its_moment():
     link, clock = cluster(1)
     link.send(segment(0, 1))
-    link.rest(0.002)
+    link.wait_until(0.002)
     assert clock.now() == 0.002 and not link.ready
-    link.rest(1.0)
+    link.wait_until(1.0)
     assert clock.now() == pytest.approx(0.006) and link.ready
 
 

@@ -135,7 +135,7 @@ class Loop:
     def recv(self) -> Message:
         return self._unread_answers.popleft()
 
-    def rest(self, until: float) -> None:
+    def wait_until(self, until: float) -> None:
         """Do nothing: every answer is available when `send` returns."""
 
     def urgent(self) -> Prune | None:

@@ -139,7 +139,8 @@ class DSI:
             end_time, _, task_number, worker = heapq.heappop(self._tasks)
             if worker.task_number == task_number:  # else it was aborted
                 self.now, worker.task_number = end_time, None
-                (worker.done or self._schedule)()
+                on_end = worker.done or self._schedule  # a discarded result only leaves its worker idle
+                on_end()
 
         num_forwards = sum(server.num_begun for server in self.servers)
         return Outcome(tuple(self._commits), num_forwards, self.num_rejections, self.max_busy_servers)

@@ -65,7 +65,8 @@ class Mixture(Draft):
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # which keeps learning from one request to the next
         self.inner = any(network.inner for network in networks)
-        self._mixes = suffix is not None or [network.by_level for network in networks] != [True]
+        is_one_network_by_level = len(networks) == 1 and networks[0].by_level
+        self._mixes = suffix is not None or not is_one_network_by_level
         self._noiseless_sources = {SUFFIX, *(network.source for network in networks if network.ignores_noise)}
         self.reset()
 
