@@ -31,7 +31,7 @@ from launch.prepare import Prepared, check_split, prepare
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
-from launch.wiring import Connections, Rank, between_processes, between_threads
+from launch.wiring import Rank, RankConnections, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.trace import OFF, REAL, NoTrace, forget
 
@@ -111,7 +111,7 @@ class Member:
     """
 
     heartbeat: Heartbeat | None = None  # set when the rank connects
-    connections: Connections | None = None
+    connections: RankConnections | None = None
     trace: NoTrace = OFF
     _memberships: Memberships | None = None  # in which ranks connect
 

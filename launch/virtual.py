@@ -12,7 +12,7 @@ from launch.build import load_layers
 from launch.prepare import Prepared
 from launch.spec import RankSpec, torch_as_it_was
 from launch.trace import join_traces
-from launch.wiring import Connections, Rank
+from launch.wiring import Rank, RankConnections
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Part, Paths
@@ -45,7 +45,7 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
         leader_traces = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(profile, clock, [stage_works] * root_spec.copies, paths, leader_traces)
         group_of_one = ThreadGroup(Table(1), 0)
-        connections = Connections(cluster.links, None, group_of_one)
+        connections = RankConnections(cluster.links, None, group_of_one)
         yield Rank(root_spec, connections, traces[0], clock, restart=cluster.restart)
 
     for trace in traces:

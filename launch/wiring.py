@@ -32,7 +32,7 @@ MakeLink = Callable[[Peers], Any]  # creates the link to peers
 
 
 @dataclass(frozen=True)
-class Connections:
+class RankConnections:
     """What connects a rank to the others."""
 
     links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
@@ -61,7 +61,7 @@ class Rank(NamedTuple):
     """A rank that is connected to the others."""
 
     spec: RankSpec
-    connections: Connections
+    connections: RankConnections
     trace: NoTrace
     clock: Clock = REAL
     busy_shares: Callable[[], list[float]] = unknown_load  # how much of its last seconds each rank worked, if known
@@ -84,7 +84,7 @@ class Rank(NamedTuple):
 
 
 def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
-                      ) -> Connections:
+                      ) -> RankConnections:
     """Create the connections of one rank in a process of its own, not yet connected.
 
     Ranks that share a stage are in a process group; all ranks create the same groups in the same order.
@@ -106,7 +106,7 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
     return _connections(rank, placement, make_link, (cluster, trace), group, meter)
 
 
-def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Connections]:
+def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[RankConnections]:
     """Create the connections of all ranks, in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
     ranks = range(placement.world)
@@ -116,7 +116,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     group_tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
     all_ends = [*inboxes, *group_tables.values()]
 
-    def connections_of(rank: int) -> Connections:
+    def connections_of(rank: int) -> RankConnections:
         def make_link(peers: Peers) -> Any:
             return LocalLink(rank, inboxes, peers, all_ends)
 
@@ -128,7 +128,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
 
 
 def _connections(rank: int, placement: Placement, make_link: MakeLink, emulation: tuple[Profile | None, NoTrace],
-                 group: Group, meter: Meter) -> Connections:
+                 group: Group, meter: Meter) -> RankConnections:
     """Connect a rank; an emulated cluster delays each link by the wire to the first rank to which it sends."""
     cluster, trace = emulation
 
@@ -143,4 +143,4 @@ def _connections(rank: int, placement: Placement, make_link: MakeLink, emulation
     member_peers = placement.fan(rank)
     fan = link_to(member_peers) if member_peers else None
 
-    return Connections(links, fan, group, meter)
+    return RankConnections(links, fan, group, meter)
