@@ -16,15 +16,15 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_437,
-    "model": 63_285,
-    "pipeline": 21_626,
+    "model": 63_301,
+    "pipeline": 21_611,
     "cluster": 20_486,
     "tp": 5_890,
     "sim": 7_792,
     "launch": 40_754,
-    "eval": 48_467,
+    "eval": 48_473,
     "serve": 20_591,
-    "eval/dsi": 16_649,
+    "eval/dsi": 16_650,
     "eval/flowspec": 2_212,
     "eval/load": 2_587,
     "eval/plan": 16_924,
@@ -40,7 +40,7 @@ ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
 COMPOUND_SHARE = 0.35
-BLANK_SHARE = 0.115
+BLANK_SHARE = 0.118
 EMPTY_COUNT = 0
 
 # What a new file has to reach, and each old one that was rewritten.
