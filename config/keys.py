@@ -17,9 +17,9 @@ from config.dialect import as_keys, is_question
 from config.old_names import advice_for
 from config.values import Allowed, TextForm, integer, number
 
-Kind = TypeVar("Kind")
+Config = TypeVar("Config")
 MIN_SIMILARITY = 0.5  # difflib ratio from which a name is suggested
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+TYPE_NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
 PRESET_ENDING = ".json"  # of a file in place of a preset
@@ -69,7 +69,7 @@ def with_defaults(argv: Sequence[str], defaults: Mapping[str, str], preset: str 
 
 # --- a dataclass ------------------------------------------------------------------------------------------------------
 
-def key(default: Kind, about: str, allowed: Allowed | None = None, heading: str = "") -> Kind:
+def key(default: Config, about: str, allowed: Allowed | None = None, heading: str = "") -> Config:
     """Return a field of a dataclass for one key: its default, its meaning, and its allowed values (None: any).
 
     A `heading` begins a new group of keys in `--help`.
@@ -78,29 +78,32 @@ def key(default: Kind, about: str, allowed: Allowed | None = None, heading: str 
 
 
 class Option(NamedTuple):
-    """One key with its entry in `--help`; `kind` is int, float, bool or str."""
+    """One key with its entry in `--help`; `type_name` is int, float, bool or str."""
 
     name: str
-    kind: str
+    type_name: str
     default: Any
     group: str
     about: str
 
 
-def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
-    """Create the dataclass `kind` from the typed words; the paths of `kind.PATHS` are relative to this folder."""
+def read_keys(argv: Sequence[str], config_class: type[Config], command: str) -> Config:
+    """Create a dataclass from the typed words, or print its help and end.
+
+    The paths of its `PATHS` are relative to this folder.
+    """
     if any(word in HELP for word in argv):
-        print(help_of(kind, command))
+        print(help_of(config_class, command))
         raise SystemExit(0)
-    keys_by_name = {option.name: option for option in options(kind)}
-    return kind(**parsed(argv, keys_by_name, getattr(kind, "PATHS", ())))
+    keys_by_name = {option.name: option for option in options(config_class)}
+    return config_class(**parsed(argv, keys_by_name, getattr(config_class, "PATHS", ())))
 
 
-def help_of(kind: type, command: str) -> str:
+def help_of(config_class: type, command: str) -> str:
     """Return the text of `--help` for a command without presets: its purpose, examples, and every key."""
-    about = inspect.cleandoc(kind.__doc__ or "")
+    about = inspect.cleandoc(config_class.__doc__ or "")
     return "\n".join([f"usage: {command} [key=value ...]", "", about, "", "examples:",
-                      getattr(kind, "EXAMPLES", f"  {command}"), "", *key_lines(options(kind))])
+                      getattr(config_class, "EXAMPLES", f"  {command}"), "", *key_lines(options(config_class))])
 
 
 def key_lines(keys: Iterable[Option]) -> list[str]:
@@ -117,11 +120,11 @@ def key_lines(keys: Iterable[Option]) -> list[str]:
     return help_lines
 
 
-def options(kind: type) -> Iterator[Option]:
+def options(config_class: type) -> Iterator[Option]:
     """Yield every key of the dataclass with its group and meaning; those of subclasses come first."""
-    key_fields = {key_field.name: key_field for key_field in fields(kind) if "about" in key_field.metadata}
+    key_fields = {key_field.name: key_field for key_field in fields(config_class) if "about" in key_field.metadata}
 
-    for base_class in kind.__mro__:
+    for base_class in config_class.__mro__:
         group = ""
         for key_name in vars(base_class).get("__annotations__", ()):
             if key_name in key_fields:
@@ -130,9 +133,9 @@ def options(kind: type) -> Iterator[Option]:
                 yield Option(key_name, str(key_field.type), key_field.default, group, key_field.metadata["about"])
 
 
-def allowed_values(kind: type) -> dict[str, Allowed]:
+def allowed_values(config_class: type) -> dict[str, Allowed]:
     """Return the allowed values of each key of the dataclass that does not take all values."""
-    by_name = {key_field.name: key_field.metadata.get("allowed") for key_field in fields(kind)}
+    by_name = {key_field.name: key_field.metadata.get("allowed") for key_field in fields(config_class)}
     return {key_name: allowed for key_name, allowed in by_name.items() if allowed is not None}
 
 
@@ -155,10 +158,10 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"did you mean {close_names[0]}?" if close_names else ""
 
 
-def check_name(name: str, names: Collection[str], kind: str) -> None:
-    """Raise ValueError for a name that is not among `names`; `kind` is the noun for them."""
+def check_name(name: str, names: Collection[str], noun: str) -> None:
+    """Raise ValueError for a name that is not among `names`; `noun` says what they name."""
     if name not in names:
-        raise ValueError(f"unknown {kind} {name}: {nearest(name, names) or 'choose one of ' + ', '.join(names)}")
+        raise ValueError(f"unknown {noun} {name}: {nearest(name, names) or 'choose one of ' + ', '.join(names)}")
 
 
 def _pair(word: str, keys_by_name: Mapping[str, Option]) -> tuple[str, str]:
@@ -184,9 +187,9 @@ def _pair(word: str, keys_by_name: Mapping[str, Option]) -> tuple[str, str]:
 def _read(option: Option, raw_value: str) -> Any:
     """Convert a text to the type of the key. Raises ValueError if that is impossible."""
     try:
-        return PARSERS[option.kind](raw_value)
+        return PARSERS[option.type_name](raw_value)
     except (ValueError, KeyError):
-        raise ValueError(f"{option.name}={raw_value} is not {KINDS[option.kind]}: write for example "
+        raise ValueError(f"{option.name}={raw_value} is not {TYPE_NOUNS[option.type_name]}: write for example "
                          f"{option.name}={written(option.default)}") from None
 
 

@@ -80,14 +80,14 @@ class Stage:
         if isinstance(msg, Reset):
             self._close(msg)
 
-        return [self.living(segment) for segment in segments_of(msg)]
+        return [self.live_rows(segment) for segment in segments_of(msg)]
 
-    def leaving(self, msg: Message) -> Message:
+    def without_dead_rows(self, msg: Message) -> Message:
         """Return an applied message as it leaves: without the rows that died meanwhile."""
         segments = segments_of(msg)
-        return joined([self.living(segment) for segment in segments]) if segments else msg
+        return joined([self.live_rows(segment) for segment in segments]) if segments else msg
 
-    def living(self, segment: Segment) -> Segment:
+    def live_rows(self, segment: Segment) -> Segment:
         """Return the live rows of a segment."""
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
@@ -219,7 +219,7 @@ def run_stage(stage: Stage, link: StageLink) -> None:
             stage.apply(prune)
 
         if result is not None:
-            result = stage.leaving(result)
+            result = stage.without_dead_rows(result)
             with stage.trace.span("send", **facts_of(result)):
                 link.send(result)
             for features in stage.reports_of(result):

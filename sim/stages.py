@@ -125,7 +125,7 @@ class VirtualStage:
 
     def _has_live_row(self) -> bool:
         """Return whether a row in computation is alive."""
-        return any(self.stage.living(segment).nodes for segment in self._computing)
+        return any(self.stage.live_rows(segment).nodes for segment in self._computing)
 
     def _give_up(self, now: float) -> None:
         """End the computation after the current layer."""
@@ -165,7 +165,7 @@ class VirtualStage:
         computed = self.stage.compute(self._computing)
         self._computing, self._idle_since = [], now
 
-        result = self.stage.leaving(joined(computed))
+        result = self.stage.without_dead_rows(joined(computed))
         self._pass_on(result, now)
         for features in self.stage.reports_of(result):
             self._report(features, now)

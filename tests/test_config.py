@@ -34,7 +34,7 @@ def test_keys_are_read_as_the_type_the_dataclass_names() -> None:
 
 def test_every_key_can_be_given_its_own_default() -> None:
     for option in options(RunConfig):
-        text = str(option.default).lower() if option.kind == "bool" else str(option.default)
+        text = str(option.default).lower() if option.type_name == "bool" else str(option.default)
         if text:
             assert getattr(parse([f"{option.name}={text}"]), option.name) == option.default
 

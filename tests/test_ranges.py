@@ -12,7 +12,7 @@ from eval.keys import EvalConfig
 
 EVERY_KEY = {**allowed_values(RunConfig), **allowed_values(EvalConfig)}
 ALL = {name: allowed for name, allowed in EVERY_KEY.items() if isinstance(allowed, Range)}
-NUMBERS = {option.name: option for option in all_options(EvalConfig) if option.kind in ("int", "float")}
+NUMBERS = {option.name: option for option in all_options(EvalConfig) if option.type_name in ("int", "float")}
 NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0",
         "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
         "--1", "1,5", "٣")
@@ -54,7 +54,7 @@ def test_a_number_outside_its_range_is_refused_with_the_range(name: str) -> None
 def test_numbers_that_are_not_finite_are_refused_in_python_too() -> None:
     for name, option in NUMBERS.items():
         for value in (float("nan"), float("inf"), -float("inf")):
-            if option.kind == "float":
+            if option.type_name == "float":
                 with pytest.raises(ValueError, match=f"{name}=.* is not possible"):
                     EvalConfig.of(profile="wifi", **{name: value})
 

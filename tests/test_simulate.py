@@ -154,7 +154,7 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
     for kind in (Heatmap, Offline, Online):
         ranges = {name: allowed for name, allowed in allowed_values(kind).items() if isinstance(allowed, Range)}
-        found = {option.name: option for option in options(kind) if option.kind in ("int", "float")}
+        found = {option.name: option for option in options(kind) if option.type_name in ("int", "float")}
         assert set(found) == set(ranges)
         assert all(ranges[name].holds(option.default) for name, option in found.items())
 

@@ -98,7 +98,7 @@ class Diary:
         self.obeyed.append(msg)
         return None if isinstance(msg, Prune) else msg
 
-    def leaving(self, msg):
+    def without_dead_rows(self, msg):
         return msg
 
     def reports_of(self, msg):

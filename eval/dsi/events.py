@@ -67,6 +67,7 @@ def decode(method: str, plan: EventPlan, is_correct: Sequence[bool]) -> Outcome:
     """
     if method == "DSI":
         return DSI(plan, is_correct).run()
+    assert method in ("SI", "non-SI"), method
     return _si(plan, is_correct, plan.lookahead if method == "SI" else 0)
 
 

@@ -478,7 +478,7 @@ class PlattScaling:
 
         # second derivatives of the negative log-likelihood, prior included
         self._slope_curvature = self._shift_curvature = PRIOR_PRECISION
-        self._mixed_curvature = 0.0
+        self._cross_curvature = 0.0
 
     def of(self, claimed: float) -> float:
         """Return the calibrated probability for a claimed one; 0 stays 0."""
@@ -489,7 +489,7 @@ class PlattScaling:
         # older observations fade, the prior does not
         prior_share = (1 - DECAY) * PRIOR_PRECISION
         self._slope_curvature = DECAY * self._slope_curvature + prior_share
-        self._mixed_curvature = DECAY * self._mixed_curvature
+        self._cross_curvature = DECAY * self._cross_curvature
         self._shift_curvature = DECAY * self._shift_curvature + prior_share
         self._step(prior_share * (1 - self._slope), -prior_share * self._shift)
 
@@ -502,17 +502,17 @@ class PlattScaling:
             curvature = calibrated * (1 - calibrated)
 
             self._slope_curvature += curvature * odds * odds
-            self._mixed_curvature += curvature * odds
+            self._cross_curvature += curvature * odds
             self._shift_curvature += curvature
             self._step(error * odds, error)
 
     def _step(self, slope_gradient: float, shift_gradient: float) -> None:
         """Apply a Newton step for a gradient: first a bounded step of the slope, then the best shift for it."""
-        determinant = self._slope_curvature * self._shift_curvature - self._mixed_curvature * self._mixed_curvature
-        newton_step = (self._shift_curvature * slope_gradient - self._mixed_curvature * shift_gradient) / determinant
+        determinant = self._slope_curvature * self._shift_curvature - self._cross_curvature * self._cross_curvature
+        newton_step = (self._shift_curvature * slope_gradient - self._cross_curvature * shift_gradient) / determinant
         slope_step = max(_bounded(newton_step), MIN_SLOPE - self._slope)
         self._slope += slope_step
-        self._shift += _bounded((shift_gradient - self._mixed_curvature * slope_step) / self._shift_curvature)
+        self._shift += _bounded((shift_gradient - self._cross_curvature * slope_step) / self._shift_curvature)
 
 
 def _bounded(step: float) -> float:
