@@ -45,7 +45,7 @@ def test_what_is_no_number_in_plain_digits_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused_with_the_range(name: str) -> None:
-    floats = ("1e400", "-1e400", "1e-320", "-1e-320") if NUMBERS[name].kind == "float" else ()
+    floats = ("1e400", "-1e400", "1e-320", "-1e-320") if NUMBERS[name].type_name == "float" else ()
     for text in (*FAR,
                  *(text for text in floats if not ALL[name].holds(float(text)))):
         assert f"is not possible: give {ALL[name].advice}" in refusal(NUMBERS[name], text)
