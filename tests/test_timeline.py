@@ -68,6 +68,15 @@ def test_the_settled_nodes_spell_the_answers(ran):
             assert nodes[node["parent"]]["said"] == node["token"]
 
 
+def test_a_guess_has_its_score_from_the_growth_before_it_was_sent(ran):
+    found, nodes = story(ran[0])
+    guesses = [node for node in nodes.values() if node["kind"] == "guess"]
+    assert all(node["score"] is not None for node in guesses)
+    for node in guesses:
+        if node["segment"] is not None:
+            assert node["born"] <= found["segments"][node["segment"]]["sent"]
+
+
 def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
     found, nodes = story(ran[0])
     for number, segment in enumerate(found["segments"]):
