@@ -123,6 +123,8 @@ def ask_one(pipeline: Pipeline) -> None:
         print(f"{shown}\n", flush=True)
 
     generation = pipeline.submit(config.prompt if pipeline.text else config.ids, waits=False)
+    if pipeline.text:
+        pipeline.text.end_sandbox()  # there is no other prompt
     with closing(generation), screen_for(pipeline, config.live) as screen:
         for piece in pieces_of(pipeline.decoder, generation):
             screen.show(generation, piece)

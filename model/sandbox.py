@@ -47,12 +47,12 @@ class Sandbox:
                 if status == FAILURE:
                     raise ValueError(text_bytes.decode("utf-8", "replace"))
             except BaseException:  # also for Ctrl-C, since the next call must not receive a late answer
-                self._end()
+                self.end()
                 raise
             return text_bytes.decode("utf-8")
 
     def _start(self) -> None:
-        self._end()
+        self.end()
         self._link, process_link = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
         serve_arguments = (self._function, process_link, self._extra_bytes)
@@ -64,10 +64,11 @@ class Sandbox:
         try:
             _receive(self._link, START_SECONDS)
         except BaseException:
-            self._end()
+            self.end()
             raise
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process, which holds a copy of all memory that this one has changed since the fork."""
         self._close()
         self._process = None
 

@@ -251,6 +251,10 @@ class Text:
         special_tokens = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
         return max(filter(after_answer.startswith, special_tokens), key=len, default="")
 
+    def end_sandbox(self) -> None:
+        """End the process in which the chat template runs; the next prompt starts it again."""
+        self._sandbox.end()
+
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
         """Return the token ids of turns."""
         return self.chat_ids(as_messages(turns), template)
