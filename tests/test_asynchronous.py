@@ -71,6 +71,24 @@ def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
     assert asyncio.run(ask()) == ([], set())
 
 
+def test_an_answer_whose_events_fail_is_given_up(options, monkeypatch):
+    generations = []
+
+    def fail(job, tokens):
+        generations.append(job.generation)  # else it would end as soon as nobody holds it
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("launch.asynchronous.Job.events", fail)
+
+    async def ask():
+        async with AsyncPipeline.open(**options) as pipeline:
+            with pytest.raises(ZeroDivisionError):
+                await pipeline.generate(PROMPT, **LONG)
+            return await asyncio.wrap_future(pipeline._request_loop.call(lambda held: list(held.decoder.running)))
+
+    assert asyncio.run(ask()) == []
+
+
 def test_what_cannot_be_asked_is_reported_to_whom_asked_and_the_others_go_on(options, alone):
     async def ask():
         async with AsyncPipeline.open(**options) as pipeline:
