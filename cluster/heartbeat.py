@@ -1,8 +1,9 @@
 """The heartbeat: how ranks notice that another one is lost, and agree which loss was the first.
 
 A peer is *lost* if its connection broke or its heartbeat is silent; a rank *fails* if an error of its own ends it; both
-are *reported* in the store. Neighbours notice a broken connection at once, a hung machine or a cut cable only by the
-missing heartbeat. The first loss in the store stays there, so all ranks name the same one. Messages are unknown here.
+are *reported* in the store. Neighbours notice a broken connection at once, a hung machine by the missing heartbeat, a
+cut cable by that or by a connection that is not acknowledged. The first loss in the store stays there, so all ranks
+name the same one. Messages are unknown here.
 """
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class LossRecord:
 class Heartbeat:
     """The heartbeat of a rank: a peer that is silent for `timeout` seconds counts as lost.
 
-    The `store` holds a counter of beats per rank, so it does not grow. Losses use `names`, which may include hosts.
+    The `store` holds a counter of beats per rank, so beats do not let it grow; losses do. They use `names`, which may
+    include hosts.
     """
 
     def __init__(self, store: Any, rank: int, world: int,

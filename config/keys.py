@@ -26,7 +26,7 @@ PRESET_ENDING = ".json"  # of a file in place of a preset
 HELP_WORDS = ("", *HELP)  # first words that request the help of a command with subcommands
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
+# --- words ------------------------------------------------------------------------------------------------------------
 
 def opened(argv: Sequence[str]) -> list[str]:
     """Return the words of a command in full: `--key value` becomes a key, a question a `prompt=`, a file its content.

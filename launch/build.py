@@ -1,6 +1,6 @@
 """Build the parts of a rank from its specification: its stage, or rank 0's ring, LM head and decoders.
 
-It knows nothing about processes or rank numbers. Builders change nothing but what they return.
+It knows nothing about processes. Builders change nothing but what they return.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The specification of one rank, from a configuration and a part of the split: sizes, device, number type, cache slots.
 
-It knows nothing about processes or rank numbers, and reads no weights.
+It knows nothing about processes, and reads no weights.
 """
 from __future__ import annotations
 

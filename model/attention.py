@@ -37,7 +37,7 @@ class CachedRows(Protocol):
 
 
 def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
-    """Compute attention `[H, T, E]`, with the same bits per row in every batch (model/precision.py).
+    """Compute attention `[H, T, E]`, on a CPU with the same bits per row in every batch (model/precision.py).
 
     `kv` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they have 8 bits.
     """
@@ -47,6 +47,7 @@ def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: Attention
 
     # a few heads at a time
     num_kv_heads, group_size = len(kv[0]), len(q_HTE) // len(kv[0])
+    # all heads at once with sinks, which are not cut by head
     heads_at_once = num_kv_heads if form.sinks is not None else max(1, MAX_WIDENED // kv[0][0].numel())
     out_HTE = torch.empty_like(q_HTE)
     buffers = [torch.empty_like(x[:heads_at_once], dtype=q.dtype) for x in kv[:2]]  # since new memory is slow

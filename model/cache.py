@@ -146,7 +146,7 @@ class TreeCache:
         self._set_tail([])
 
     def retain(self, nodes: Container[int]) -> None:
-        """Forget the rows of the tail that are not among `nodes`, without settling any."""
+        """Settle the text at the front of the tail; forget its other rows that are not among `nodes`."""
         self._settle_leading()
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 

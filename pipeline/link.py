@@ -1,6 +1,6 @@
 """The protocol of a link: a rank's way to the ranks around it.
 
-`cluster/transport.py` implements it, for groups `tp/links.py`, for virtual time `sim/`; `launch/wiring.py` chooses.
+`cluster/transport.py` implements it, for groups `tp/links.py`, for virtual time `sim/`; `launch/` chooses.
 """
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from pipeline.strategies import WAIT, Progress, Target
 from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 
-TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised
+TRIES = 5  # most losses without a settled token between them, and most starts after a loss; then PeerLost is raised
 
 
 def no_recovery(loss: PeerLost) -> None:
@@ -65,7 +65,7 @@ class RequestTarget(Target):
         self._returned_segments: deque[Returned] = deque()
         self._prompt_length = len(tree.trunk)
         self._settled_length = len(tree.trunk)  # of the text at the last prune
-        self._num_dead_guesses = 0  # of all that were sent, at the last prune that left none alive
+        self._num_sent_at_empty_prune = 0  # guesses sent before the last prune that left none alive
 
         # progress
         self.wakes_at: float | None = None  # time at which the strategy advances without a message
@@ -188,14 +188,14 @@ class RequestTarget(Target):
             pacing.fallback.begin(self.options.plain_seconds)
 
         # dead guesses, if there can be any
-        if self.tree.num_sent_guesses == self._num_dead_guesses:
+        if self.tree.num_sent_guesses == self._num_sent_at_empty_prune:
             return
         with self._span("prune"):
             in_flight_nodes = set(chain.from_iterable(self._in_flight_nodes))
             kept_nodes = self.tree.live if self.options.prunes else self.tree.live.union(in_flight_nodes)
             self._broadcast(list(kept_nodes))
             if not kept_nodes:
-                self._num_dead_guesses = self.tree.num_sent_guesses
+                self._num_sent_at_empty_prune = self.tree.num_sent_guesses
 
             dead_nodes = in_flight_nodes.difference(kept_nodes, [self.tree.tip])
             pacing.first_stage.prune(dead_nodes, now)

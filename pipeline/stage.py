@@ -35,8 +35,9 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace
 class Stage:
     """A stage that computes segments with the slice `part`; `new_cache` creates the cache of a request.
 
-    To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports_features` it
-    also sends them to rank 0 at once. `num_requests` caches are allocated at the start. Visits have times of `clock`.
+    To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports_features` the
+    loop also sends them to rank 0 once the segment has left. `num_requests` caches are allocated at the start. Visits
+    have times of `clock`.
     """
 
     clock: Clock = REAL
@@ -92,7 +93,7 @@ class Stage:
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """Return the cache of a request; the first segment of a request opens one.
+        """Return the cache of a request; its first segment opens one, unless a Start has.
 
         A new cache is allocated only if several decoders keep texts.
         """
@@ -138,7 +139,7 @@ class Stage:
         """Apply a prune, unless its request may have ended.
 
         A request that is not open has certainly not ended only if its number is above all earlier ones. Then the prune
-        waits for the first segment, since earlier requests may need the spare cache.
+        waits for the first segment or Start, since earlier requests may need the spare cache.
         """
         if prune.request in self.caches:
             with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):

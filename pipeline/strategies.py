@@ -236,9 +236,10 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Verify a returned segment; else send the best guesses as the first stage gets free; else draft; else rest.
+    """Verify a returned segment; else send the best guesses as the first stage gets free; else draft; else wait.
 
-    Guesses that are not worth a row are not sent. Levels that are not worth rank 0's time are not drafted.
+    A bare tip may wait for a level before it is sent. Guesses that are not worth a row are not sent. Levels that are
+    not worth rank 0's time are not drafted.
     """
     while True:
         has_bare_tip = len(tree.unsent_text) == 1

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from config.drafts import DRAFTS
 from config.run_config import Growth
 from config.schema.heads import read_dialect, usual_layers
+from launch import drafts
 from launch.split.write import split
 from model.drafts.eagle import Eagle
 from model.drafts.head_files import fit_head, load_head
@@ -297,6 +299,11 @@ def test_rank_0_has_the_embedding_that_a_head_of_eagle_3_borrows_and_no_other_ra
     assert set(tied.weights.names()) == {HEAD}
     whole = load_file(folder / "base" / "model.safetensors")
     assert torch.equal(base.weights.read(EMBED), whole[EMBED])
+
+
+def test_every_source_with_a_network_has_a_builder():
+    sources = {source for name in DRAFTS for source in name.split("+")}
+    assert sources - {"suffix", "none"} == set(drafts.DRAFTS)
 
 
 def test_the_text_is_the_same_who_drafts(folder, capsys):

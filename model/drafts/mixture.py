@@ -45,7 +45,7 @@ MIN_PROBABILITY = 1e-6  # probabilities nearer to 0 or 1 are moved to this dista
 class Prediction:
     """The guesses of the token after one node."""
 
-    depth: int  # the number of guesses from the tip to the node
+    depth: int  # the number of guesses to the node from the tip at which it was predicted
     match: Match  # of the suffix automaton, up to this node
     by_source: dict[str, Guesses]
     children: Guesses  # mixed from all sources, the likeliest first
@@ -99,7 +99,7 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
-        """Grow best first over all sources, or level by level for a shape or a single network."""
+        """Grow level by level for a shape, or one network that does so unless `growth.anywhere`; else best first."""
         if growth.shape or not (growth.anywhere or self._mixes):
             return (yield from self._grow_by_level(tree, growth))
         return (yield from self._grow_best_first(tree, growth, worth_drafting))

@@ -15,9 +15,10 @@
  *   path       the slots that a row sees, in the order of the text; a path index counts them from 0
  *   head       an attention head; H / K query heads (`num_query_heads`) share a key/value head
  *   sublayer   the attention or the feed-forward of a layer
- *   code       a whole number that, times a scale, stands for an element of a weight, row, key or value
+ *   code       a whole number that stands for an element of a weight, row, key or value: times a scale, plus an
+ *              offset or a minimum in some forms
  *   nibble     a code of 4 bits; two share a byte
- *   group      GROUP inputs of a weight or row that share a scale; a subgroup is one half of them
+ *   group      GROUP inputs of a weight or row that are summed in whole numbers; a subgroup is one half of them
  *   unit       some inputs of an output that are multiplied at once (lanes.h)
  *   panel      PANEL outputs of a weight, which are packed together
  *   tile       up to TILE_ROWS rows times the outputs of a panel: what one pass over the inputs computes
