@@ -7,17 +7,20 @@ Shapes: T rows, D model, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterator, Sequence
+from typing import Iterator, Sequence, Union
 
 import torch
 from torch import Tensor
 
 from model.cache import TreeCache
-from model.llama import Logits, Slice, fill
+from model.llama import LlamaConfig, Logits, Slice, fill
+from model.native.compiler import has_library
+from model.native.layers import NativeSlice, reason_against
+from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, assign, check_model, read_sizes
-from model.weights.quant import Recast
+from model.weights.quant import STORED, Recast
 from model.weights.quant_layers import load
 
 
@@ -26,18 +29,13 @@ class Whole:
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
                  context: int | None = None) -> None:
-        check_model(source)
         self.source, self.dtype, self.device = source, dtype, torch.device(device)
-        sizes = read_sizes(source)
+        sizes, layer_weights, head_name = _parts(source, kind)
         self.config = replace(sizes, context=context or sizes.context)
-
-        # rank 0 would have the LM head, and one stage all layers
-        names_of_root, names_of_layers = assign(source.names(), [0, self.config.layers], self.config.tied)
         self.body = Slice(self.config, 0, self.config.layers)
-        name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
-        load(self.body, kind, Recast(source, name_in_file, kind, must_be_finite=True), dtype, device)
+        load(self.body, kind, layer_weights, dtype, device)
         self.lm_head = Logits(self.config)
-        fill(self.lm_head, {"product.weight": source.read_finite(names_of_root[HEAD])}, dtype, device)
+        fill(self.lm_head, {"product.weight": source.read_finite(head_name)}, dtype, device)
 
     def cache(self, num_slots: int) -> TreeCache:
         """Return an empty cache for a text of `num_slots` tokens."""
@@ -64,3 +62,50 @@ class Whole:
             [token] = sampler(self.logits(new_ids, cache, 1), [position])
             yield token
             new_ids, position = [token], position + 1
+
+
+class NativeWhole:
+    """The layers and LM head of `source` in C: with the weights of a GGUF file as they are, others in float32.
+
+    Raises ValueError if the source is invalid, or there is no library; see also `native.layers.reason_against`.
+    """
+
+    def __init__(self, source: Checkpoint, kind: str) -> None:
+        self.device = torch.device("cpu")
+        self.config, layer_weights, head_name = _parts(source, kind)
+        num_threads = torch.get_num_threads()
+        self.body = NativeSlice(Slice(self.config, 0, self.config.layers), kind, layer_weights, num_threads)
+
+        self.lm_head = Logits(self.config)
+        products = NativeProducts(num_threads)
+        if source.is_in_blocks(head_name):
+            product = products.stored(source.read_stored(head_name))
+        else:
+            product = products.plain(source.read_finite(head_name))
+        self.lm_head.product = product  # type: ignore[assignment]
+
+    def cache(self, num_slots: int) -> TreeCache:
+        """Return an empty cache for a text of `num_slots` tokens."""
+        return self.config.cache(self.config.layers, num_slots, torch.empty(0))
+
+
+WholeModel = Union[Whole, NativeWhole]
+
+
+def open_whole(source: Checkpoint, dtype: torch.dtype, device: torch.device) -> WholeModel:
+    """Open a model to generate texts, on a CPU in C if that is possible, and otherwise in `dtype` by torch."""
+    has_blocks = any(map(source.is_in_blocks, source.names()))
+    kind = STORED if has_blocks else "none"
+    reason = reason_against(read_sizes(source), torch.float32, device, kind)
+    return Whole(source, dtype, device) if reason or not has_library() else NativeWhole(source, kind)
+
+
+def _parts(source: Checkpoint, kind: str) -> tuple[LlamaConfig, Recast, str]:
+    """Return the sizes of a model, the weights of its layers quantized to `kind`, and the name of its LM head."""
+    check_model(source)
+    sizes = read_sizes(source)
+
+    # rank 0 would have the LM head, and one stage all layers
+    names_of_root, names_of_layers = assign(source.names(), [0, sizes.layers], sizes.tied)
+    name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
+    return sizes, Recast(source, name_in_file, kind, must_be_finite=True), names_of_root[HEAD]

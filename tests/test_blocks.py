@@ -16,9 +16,12 @@ from launch.split.write import check, split
 from model.native.compiler import library
 from model.weights.blocks import BLOCK_TYPES, coded_weight, plain_shape, unfold
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
+from model.weights.quant import STORED
 from model.weights.unfold import Unfolded
+from model.whole import NativeWhole
 from scripts import generate
 from tests.test_gguf import quantized, write
+from train.writer import TextWriter
 
 try:
     library()
@@ -100,6 +103,21 @@ def test_all_methods_and_stages_write_one_text_with_the_weights_of_a_file(words,
     for method in ("ar", "continuous", "streaming"):
         assert text(method, "0+1+1") == expected
     assert len(expected) == 24
+
+
+@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+def test_the_texts_for_a_training_are_those_of_a_run(tmp_path):
+    folder = unpack(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "described", progress=False)
+    split(folder, tmp_path / "parts", "0+2", progress=False)
+    output = tmp_path / "answer.json"
+    assert run(generate.GENERATE, (
+        "prompt_ids=5,6,7", "kernel=native", "link=threads", "draft=none", "max_new_tokens=24", "ignore_eos=true",
+        f"model_dir={tmp_path / 'parts'}", f"output={output}")) == 0
+
+    model = NativeWhole(Unfolded(folder), STORED)
+    other_prompt = [8] * 9  # the two are written together
+    texts = list(TextWriter(model, [], 24, 0.0, 0).write([[5, 6, 7], other_prompt]))
+    assert texts[0].ids == json.loads(output.read_text())["token_ids"]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_437,
-    "model": 63_316,
+    "model": 63_699,
     "pipeline": 21_611,
     "cluster": 20_486,
     "tp": 5_890,
@@ -29,7 +29,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval/load": 2_587,
     "eval/plan": 16_924,
     "eval/specinfer": 3_685,
-    "train": 18_605,
+    "train": 18_915,
     "scripts": 5_396,
     "split_and_save_models": 608,
 }

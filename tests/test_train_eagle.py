@@ -620,6 +620,23 @@ def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, mo
     assert len(made) == count
 
 
+def test_a_second_question_follows_an_answer_that_ended(tmp_path, monkeypatch, small_batches):
+    numbers_of_prompts = []
+
+    def all_ended(talker, prompts, *more):
+        numbers_of_prompts.append(len(prompts))
+        return [(f"Word {number}?", number > 0) for number, _ in enumerate(prompts)]
+
+    monkeypatch.setattr(own.Talker, "_written", all_ended)
+    lines = own_talks(tmp_path, count=3).splitlines()
+    turns = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
+    beginnings = own.BEGINNINGS[1:4]  # the first question of a batch did not end, and the first of three answers
+    assert turns == [[f"{beginnings[0]}Word 1?", "Word 0?"],
+                     [f"{beginnings[1]}Word 2?", "Word 1?"],
+                     [f"{beginnings[2]}Word 3?", "Word 2?", "Word 1?", "Word 0?"]]
+    assert numbers_of_prompts == [4, 3, 2, 1]
+
+
 def test_a_model_without_a_chat_template_is_not_asked_for_conversations(tmp_path):
     with refused("has no chat template, which --own requires; name the model's with --template"):
         own_talks(tmp_path, template="auto")

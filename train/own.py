@@ -8,9 +8,9 @@ import json
 import zlib
 from argparse import Namespace
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, Sequence, Tuple
 
 import torch
 
@@ -19,15 +19,23 @@ from launch.progress import ProgressBar
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
-from model.whole import Whole
+from model.whole import WholeModel, open_whole
 from train.terms import digest, kept, mark
 from train.writer import WRITTEN_AT_ONCE, Prompts, TextWriter
 
 BATCH_SIZE = 4 * WRITTEN_AT_ONCE  # conversations; a multiple, since places become idle at the end of a batch
-MAX_QUESTION, MAX_ANSWER = 64, 192  # most tokens; a longer question is dropped, a longer answer is cut
+NUM_QUESTIONS = 2  # most in a conversation; a second one follows an answer that ended
+MAX_QUESTION, MAX_ANSWER = 128, 192  # most tokens; a longer question is dropped, a longer answer is cut
 REPETITIVE_SHARE = 0.2  # a text that compresses below this share of its size is repetitive
+QUESTION_TEMPERATURE = 0.8  # questions of small models make little sense at 1
 USER_SLOT = "\u241f"  # placeholder of the user's turn in the template
 Said = Tuple[str, bool]  # a text, and whether an end token followed
+
+# Beginnings of first questions. Without them a small model asks for little but advice and plans.
+BEGINNINGS = ("", "Write a Python function that", "Who", "Summarize this article in a few sentences:",
+              "", "Solve this step by step:", "What is", "Make a table of",
+              "", "Complete this function:\n\ndef", "How many", "List",
+              "", "Rewrite this text:", "Explain why", "Compare")
 
 
 class Talker:
@@ -38,34 +46,51 @@ class Talker:
         self.text = Text(args.model_dir)
 
     @cached_property
-    def model(self) -> Whole:
-        return Whole(Unfolded(self.args.model_dir), *self.arithmetic)
+    def model(self) -> WholeModel:
+        return open_whole(Unfolded(self.args.model_dir), *self.arithmetic)
 
     def talks(self, batch_number: int) -> list[dict[str, Any]]:
         """Return the conversations of this batch; answers have temperature 0 in every other batch, else 1."""
-        template = self.args.template
-        opening, closing = self.text.prompt_text([USER_SLOT], template).split(USER_SLOT)
-        [(prompt_begin, _)] = self.text.spans([opening], template)
+        talks: list[list[str]] = [[] for _ in range(BATCH_SIZE)]
+        open_talks = talks
+        for _ in range(NUM_QUESTIONS):
+            if open_talks:
+                open_talks = self._extend(open_talks, batch_number)
+        return [{"messages": _messages(talk)} for talk in talks if talk]
 
-        # questions
-        samples = self._written([prompt_begin] * BATCH_SIZE, MAX_QUESTION, 1.0, batch_number)
-        candidates = (_question(*sample, closing) for sample in samples)
-        questions = list(dict.fromkeys(filter(None, candidates)))
+    def _extend(self, talks: list[list[str]], batch_number: int) -> list[list[str]]:
+        """Add a question and its answer to each conversation, if both are good; return those whose answer ended."""
+        template, temperature = self.args.template, float(batch_number % 2)
+        all_questions = self._questions(talks, batch_number)
+        asking = [(talk, question) for talk, question in zip(talks, all_questions) if question]
+        prompts = [self.text.prompt_ids([*talk, question], template) for talk, question in asking]
+        answers = self._written(prompts, MAX_ANSWER, temperature, batch_number)
 
-        # answers
-        prompts = [self.text.prompt_ids([question], template) for question in questions]
-        answers = self._written(prompts, MAX_ANSWER, float(batch_number % 2), batch_number) if prompts else []
-
-        talks = []
-        for question, (answer, _) in zip(questions, answers):
+        open_talks = []
+        for (talk, question), (answer, has_ended) in zip(asking, answers):
             if answer.strip() and not _repeats(answer):
-                user_turn = {"role": "user", "content": question}
-                assistant_turn = {"role": "assistant", "content": answer.strip()}
-                talks.append({"messages": [user_turn, assistant_turn]})
-        return talks
+                talk += [question, answer.strip()]
+                if has_ended:
+                    open_talks.append(talk)
+        return open_talks
+
+    def _questions(self, talks: list[list[str]], batch_number: int) -> list[str]:
+        """Return a question for each conversation, or "" if the model writes none."""
+        template = self.args.template
+        beginnings = ["" if talk else beginning for talk, beginning in zip(talks, cycle(BEGINNINGS))]
+        frames = [self.text.prompt_text([*talk, USER_SLOT], template).split(USER_SLOT) for talk in talks]
+        openings = [opening + beginning for (opening, _), beginning in zip(frames, beginnings)]
+        prompts = [token_ids for token_ids, _ in self.text.spans(openings, template)]
+        samples = self._written(prompts, MAX_QUESTION, QUESTION_TEMPERATURE, batch_number)
+
+        parts = zip(beginnings, samples, frames)
+        return [_question(beginning + sample, has_ended, closing)
+                for beginning, (sample, has_ended), (_, closing) in parts]
 
     def _written(self, prompts: Prompts, max_tokens: int, temperature: float, batch_number: int) -> list[Said]:
         """Return the model's text after each prompt, and whether it ended."""
+        if not prompts:
+            return []
         end_ids = self.text.end_ids
         writer = TextWriter(self.model, end_ids, max_tokens, temperature, self.args.seed)
         texts = []
@@ -75,6 +100,10 @@ class Talker:
             text = self.text.tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
             texts.append((text, has_ended))
         return texts
+
+
+def _messages(talk: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), talk)]
 
 
 def _question(text: str, has_ended: bool, closing: str) -> str:
@@ -100,8 +129,8 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
         raise ValueError(f"the tokenizer in {model_dir} has no chat template, which --own requires; name the model's "
                          "with --template")
 
-    sizes = BATCH_SIZE, MAX_QUESTION, MAX_ANSWER
-    terms = json.dumps([mark(Checkpoint(model_dir)), template, args.seed, str(dtype), *sizes])
+    sizes = BATCH_SIZE, NUM_QUESTIONS, MAX_QUESTION, MAX_ANSWER, QUESTION_TEMPERATURE
+    terms = json.dumps([mark(Checkpoint(model_dir)), template, args.seed, str(dtype), *sizes, *BEGINNINGS])
     batches_dir = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from config.trees import TreeConfig
 from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from model.whole import Whole
+from model.whole import WholeModel
 from pipeline.answers import Request
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.requests import Ring
@@ -39,7 +39,7 @@ def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
     return model.to(device, torch.float32).eval()  # type: ignore[no-any-return, call-arg]
 
 
-def ring_of(model: Whole, capacity: int, inner_layers: Sequence[int] = (), num_requests: int = 1) -> Ring:
+def ring_of(model: WholeModel, capacity: int, inner_layers: Sequence[int] = (), num_requests: int = 1) -> Ring:
     """Return a pipeline of one stage in this process, for requests of at most `capacity` rows each.
 
     It has at most `num_requests` at once. A draft reads the inputs of the layers `inner_layers`.
@@ -51,7 +51,7 @@ def ring_of(model: Whole, capacity: int, inner_layers: Sequence[int] = (), num_r
 class TextWriter:
     """A target that generates texts, by greedy decoding or sampled at a temperature."""
 
-    def __init__(self, model: Whole, end_ids: Collection[int], max_new_tokens: int,
+    def __init__(self, model: WholeModel, end_ids: Collection[int], max_new_tokens: int,
                  temperature: float, seed: int) -> None:
         self.model, self.end_ids, self.max_new_tokens = model, frozenset(end_ids), max_new_tokens
         self.temperature, self.seed = temperature, seed

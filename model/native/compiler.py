@@ -85,6 +85,15 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         raise ValueError(f"the native kernels cannot be stored or loaded: {error}") from error
 
 
+def has_library() -> bool:
+    """Whether this machine has a library that is faster than torch."""
+    if not levels()[0].is_faster:
+        return False
+    with suppress(ValueError):
+        return library() is not None
+    return False
+
+
 def private_folder(folder: Path) -> Path:
     """Create a folder that only this user may enter, and from which programs may run; raises OSError otherwise."""
     make_private_folder(folder)

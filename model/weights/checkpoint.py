@@ -330,6 +330,10 @@ class Checkpoint:
         """Return the file that holds a tensor."""
         return self._locations[name].path
 
+    def is_in_blocks(self, name: str) -> bool:
+        """Whether this tensor is stored in the blocks of a GGUF file."""
+        return self.stored_form(name) != self.form(name)
+
     def read(self, name: str) -> Tensor:
         return self.rows(name)
 

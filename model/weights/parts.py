@@ -286,7 +286,7 @@ class Part:
 
     def is_in_blocks(self, name: str) -> bool:
         """Whether this weight is stored in the blocks of a GGUF file."""
-        return self.weights.stored_form(name) != self.weights.form(name)
+        return self.weights.is_in_blocks(name)
 
     @property
     def form(self) -> str:
