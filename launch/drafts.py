@@ -91,7 +91,8 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         name = HEAD if spec.sizes.tied else EMBED
         if name not in part.weights.names():
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
-        return part.weights.read_stored(name) if spec.keeps_blocks(name) else part.weights.read(name)
+        is_readable = not part.is_in_blocks(name) or spec.keeps_blocks(name)
+        return part.weights.map_stored(name) if is_readable else part.weights.read(name)
 
     head = load_head(source, part.config, read_embedding, spec.dtype, spec.device)
     if head.inner and head.inner != part.inner:

@@ -75,7 +75,9 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
     assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "checksums": sums}
     assert same(load_file(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text("{}")
-    assert same(tensors_of(Checkpoint(tmp_path)), tensors)
+    source = Checkpoint(tmp_path)
+    assert same(tensors_of(source), tensors)
+    assert same({name: source.map_stored(name) for name in source.names()}, tensors)
 
 
 def test_a_checksum_finds_every_changed_bit_and_pages_in_another_order():

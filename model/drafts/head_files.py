@@ -20,10 +20,9 @@ from model.drafts.heads import Eagle3Head, EagleHead, Head, MtpHead
 from model.drafts.network import LMHead, TreeDraft
 from model.drafts.partial import PartialDraft
 from model.llama import LlamaConfig, fill
-from model.weights.blocks import block_type
 from model.weights.checkpoint import Checkpoint, form_of
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
-from model.weights.quant_layers import BlockEmbedding
+from model.weights.quant_layers import StoredEmbedding
 from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"
@@ -189,7 +188,7 @@ def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], T
               dtype: torch.dtype, device: torch.device | str) -> Head:
     """Load a head with its weights; `embed` reads the base's embedding, for a head without one of its own.
 
-    If the embedding consists of a GGUF file's blocks, they are kept.
+    That embedding keeps its form, as the blocks of a GGUF file.
     """
     head = fit_head(source, base)
     file_names = own_names(source)
@@ -198,8 +197,7 @@ def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], T
         head.shift = head.shift.to(device)
     if OWN_EMBEDDING not in tensors:
         tensors[OWN_EMBEDDING] = embed()
-        if block_type(tensors[OWN_EMBEDDING].shape):
-            head.embed_tokens = BlockEmbedding(form_of(tensors[OWN_EMBEDDING]))
+        head.embed_tokens = StoredEmbedding(form_of(tensors[OWN_EMBEDDING]), dtype)
 
     fill(head, tensors, dtype, device)
     return head

@@ -31,9 +31,11 @@ from model.native.structures import (
     request_of,
     start,
 )
+from model.weights.checkpoint import form_of
 from model.weights.quant import STORED, Recast
-from model.weights.quant_layers import hollow, hollow_blocks
+from model.weights.quant_layers import StoredEmbedding, hollow, hollow_blocks
 
+EMBEDDING = "embed_tokens.weight"
 LANES = 8  # a head has a multiple of this many dimensions
 
 
@@ -98,8 +100,7 @@ class NativeSlice:
         self._structures = (CLayer * len(self.layers))(*layer_structures)
 
         body.layers = nn.ModuleDict()
-        outside_layers = {name: tensors[name] for name in tensors if not name.startswith("layers.")}
-        fill(body, outside_layers, torch.float32, "cpu")
+        self._fill_outside_layers(tensors)
         self._handle = self._start(num_threads)
 
     def _pack_layer(self, number: int, tensors: Mapping[str, Tensor],
@@ -131,6 +132,18 @@ class NativeSlice:
         structure.gate_up = weights.linear_weight(mlp.gate_proj, mlp.up_proj)
         structure.down = weights.linear_weight(mlp.down_proj)
         return structure
+
+    def _fill_outside_layers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill the parts that torch computes; the embedding stays as its file has it."""
+        outside_names = {name for name in tensors if not name.startswith("layers.")}
+        outside_tensors = {name: tensors[name] for name in outside_names - {EMBEDDING}}
+
+        if EMBEDDING in outside_names:
+            stored_embedding = tensors.map_stored(EMBEDDING) if isinstance(tensors, Recast) else tensors[EMBEDDING]
+            self.body.embed_tokens = StoredEmbedding(  # type: ignore[assignment]
+                form_of(stored_embedding), torch.float32)
+            outside_tensors[EMBEDDING] = stored_embedding
+        fill(self.body, outside_tensors, torch.float32, "cpu")
 
     def _start(self, num_threads: int) -> Any:
         """Return the slice in C."""

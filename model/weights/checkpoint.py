@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -340,6 +341,15 @@ class Checkpoint:
     def read_stored(self, name: str) -> Tensor:
         """Read a tensor in its stored form."""
         return self.stored_rows(name)
+
+    def map_stored(self, name: str) -> Tensor:
+        """Return a tensor in its stored form, of which only rows that are used take memory, if its file allows it."""
+        whole = self.read_stored(name)  # compares its checksum
+        _, path, first_byte, interleaved_rows = self._locations[name]
+        if first_byte is None or interleaved_rows or not whole.numel():
+            return whole
+        mapped_bytes = np.memmap(path, np.uint8, "c", first_byte, whole.numel() * whole.element_size())
+        return torch.frombuffer(mapped_bytes, dtype=whole.dtype).reshape(whole.shape)
 
     def rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
         """Return the rows [begin, end) of a tensor, or all of it; from safetensors only these are read."""

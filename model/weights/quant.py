@@ -141,6 +141,10 @@ class Recast(Mapping[str, Tensor]):
             return _with_full_names(name, quantize(self.kind, tensor))
         return {name: tensor}
 
+    def map_stored(self, name: str) -> Tensor:
+        """Return a tensor in its stored form, mapped from its file if possible."""
+        return self.source.map_stored(self.names[name])
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._old_names)
 

@@ -24,6 +24,8 @@ from model.weights.onednn import packed
 from model.weights.quant import BLOCK_SIZE, STORED, Recast, quantized_forms, quantized_tensors
 
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
+LARGE_BYTES = 4 << 20  # more than the logits of a usual step, whose pages would have to be cleared in each one
 MAX_ERROR = 0.2  # relative error of the trial layer's outputs; 4 bits have about 0.1
 
 
@@ -120,17 +122,19 @@ class Int4(Quantized):
 CLASSES_BY_KIND: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # for other kinds: FourBit
 
 
-class BlockEmbedding(nn.Module):
-    """An embedding of which the rows of tokens are unfolded when they are read."""
+class StoredEmbedding(nn.Module):
+    """An embedding as its file has it; only the rows of tokens are converted to `dtype`, when they are read."""
 
     exact = ("weight",)
 
-    def __init__(self, form: TensorForm) -> None:
+    def __init__(self, form: TensorForm, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
+        self.dtype = dtype
 
     def forward(self, tokens_T: Tensor) -> Tensor:
-        return unfold(self.weight[tokens_T])
+        rows = self.weight[tokens_T]
+        return (unfold(rows) if block_type(self.weight.shape) else rows).to(self.dtype)
 
 
 # --- the layers of a module -------------------------------------------------------------------------------------------
@@ -153,18 +157,12 @@ def hollow(module: nn.Module, kind: str) -> None:
 
 
 def hollow_blocks(module: nn.Module, tensors: Recast) -> None:
-    """Replace the linear layers and the embedding whose weights are blocks in a file by modules without weights."""
+    """Replace the linear layers whose weights are blocks in a file by modules without weights."""
     for path, child in list(module.named_modules()):
         weight_form = tensors.forms.get(f"{path}.weight")
-        if not weight_form or not block_type(weight_form.shape):
-            continue
-
-        owner_path, _, name = path.rpartition(".")
-        owner = module.get_submodule(owner_path)
-        if isinstance(child, nn.Linear):
-            setattr(owner, name, Quantized(child, STORED, {"weight": weight_form}))
-        else:
-            setattr(owner, name, BlockEmbedding(weight_form))
+        if isinstance(child, nn.Linear) and weight_form and block_type(weight_form.shape):
+            owner_path, _, name = path.rpartition(".")
+            setattr(module.get_submodule(owner_path), name, Quantized(child, STORED, {"weight": weight_form}))
 
 
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
@@ -232,9 +230,15 @@ def pack(module: nn.Module, pack_layer: Packer = packed) -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the memory that packing has freed back to the system, which glibc would keep."""
+    """Give the memory that loading has freed back to the system, and from now on that of large blocks at once.
+
+    Otherwise glibc would keep both. Such blocks are those of a cache that grows.
+    """
     with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+        glibc = ctypes.CDLL(None)
+        glibc.malloc_trim(0)
+        glibc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        glibc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
 def why_unfolded(module: nn.Module) -> str:

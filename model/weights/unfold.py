@@ -121,6 +121,11 @@ class Unfolded(Checkpoint):
         is_as_read = view.convert is as_read
         return self.stored_rows(view.source_names[0], view.row_span) if is_as_read else self.read(name)
 
+    def map_stored(self, name: str) -> Tensor:
+        view = self._views[name]
+        is_whole = view.convert is as_read and view.row_span is None
+        return super().map_stored(view.source_names[0]) if is_whole else self.read_stored(name)
+
 
 def _views_of_parts(sizes: LlamaConfig, name: str, whole_view: View) -> Iterator[NamedView]:
     """Yield the parts of a fused linear layer, or any other tensor unchanged."""
