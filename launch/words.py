@@ -105,7 +105,19 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     # kernels
     if config.kernel != "torch":
         defaults.update(_kernel(config.kernel))
+
+    # a single stage gains nothing from a process of its own, but torch's threads need one, see `start_ranks`
+    kernel, _ = defaults.get("kernel", (config.kernel, ""))
+    stages, _ = defaults.get("stages", (config.stages, ""))
+    is_alone = stages == "1" and not _has_several_devices(config) and not config.replicated
+    is_open = not keys.COMPARES and not raw.keys() & {"link", "tp", "model_dir"}
+    if is_alone and is_open and kernel == "native":
+        defaults["link"] = "threads", ""
     return defaults
+
+
+def _has_several_devices(config: RunConfig) -> bool:
+    return bool(config.cluster or config.hosts or BOARD_VARIABLE in os.environ)
 
 
 def _kernel(typed_kernel: str) -> dict[str, tuple[str, str]]:
@@ -129,10 +141,9 @@ def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str
     """Return the best method and draft as defaults of a single run on boards or an emulated cluster; on one machine a
     single stage, since stages would share its cores. The bundled model shows a pipeline there, too."""
     config = keys.run
-    several_devices = bool(config.cluster or config.hosts or BOARD_VARIABLE in os.environ)
     if keys.COMPARES:
         return {}
-    if not several_devices:
+    if not _has_several_devices(config):
         divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING_KEYS)
         return {} if divides else {"stages": ("1", "")}
     if "pipeline_type" in raw:

@@ -214,6 +214,18 @@ def test_on_one_machine_a_single_stage_is_the_default(words, expected, monkeypat
     assert parse(settled(words)).stages == expected
 
 
+@pytest.mark.parametrize("words, kernel, expected", [
+    (["smollm2"], "native", "threads"), (["smollm2", "stages=1"], "native", "threads"),
+    (["smollm2"], "torch", "sockets"), (["smollm2", "stages=2"], "native", "sockets"),
+    (["smollm2", "link=sockets"], "native", "sockets"), (["smollm2", "stages=1", "profile=wifi"], "native", "sockets"),
+    (["smollm2", "stages=1", "hosts=x"], "native", "sockets")])
+def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    monkeypatch.setattr("launch.words._kernel", lambda typed_kernel: {"kernel": (kernel, "")})
+    assert parse(settled(words)).link == expected
+    assert parse(settled(words, EvalConfig), kind=EvalConfig).run.link == "sockets"
+
+
 def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypatch):
     evaluated = parse(settled(["toy", "profile=jetson-7b"], EvalConfig), kind=EvalConfig)
     assert (evaluated.run.pipeline_type, evaluated.run.draft, evaluated.asked_drafts) == (

@@ -16,12 +16,12 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_437,
-    "model": 63_699,
+    "model": 64_014,
     "pipeline": 21_611,
     "cluster": 20_486,
     "tp": 5_890,
     "sim": 7_792,
-    "launch": 40_766,
+    "launch": 40_895,
     "eval": 48_473,
     "serve": 20_591,
     "eval/dsi": 16_660,
