@@ -9,7 +9,7 @@ pages        only write the figures of the pages
 FILE ...     make these tables, as docs/results/toy.csv, even if they are not older
 
 After an interruption the same command continues: an evaluation at the same commit keeps its answers, in
-results/published/COMMIT. Tables that need boards, other programs or a person's hand have no file of a command in
+results/published/COMMIT. The source `printed` is what a command prints. Tables that need boards, other programs or a person's hand have no file of a command in
 docs/tables.csv, and are only listed.
 """
 from __future__ import annotations
@@ -34,6 +34,7 @@ from launch.progress import ProgressBar
 
 RESULTS_FOLDER = "results/published"
 LOG_NAME = "make.log"
+PRINTED = "printed"  # the source of a table that its command prints, and which needs no folder
 ANY_PROCESSOR = "any (virtual time)"
 
 
@@ -120,11 +121,16 @@ def _make_group(command_line: str, tables: Sequence[RecordedTable]) -> int:
     folder = ROOT / RESULTS_FOLDER / commit / folder_name
     folder.mkdir(parents=True, exist_ok=True)
 
-    words = [*shlex.split(command_line), f"results={folder}"]
+    is_printed = first_table.source == PRINTED
+    words = shlex.split(command_line)
+    if not is_printed:
+        words.append(f"results={folder}")
     if words[0] == "python3":
         words[0] = sys.executable
-    with (folder / LOG_NAME).open("a", encoding="utf-8") as log_file:
-        exit_code = subprocess.run(words, cwd=ROOT, stdout=log_file, stderr=subprocess.STDOUT).returncode
+
+    with (folder / LOG_NAME).open("ab") as log_file, (folder / PRINTED).open("wb") as printed_file:
+        out_file = printed_file if is_printed else log_file
+        exit_code = subprocess.run(words, cwd=ROOT, stdout=out_file, stderr=log_file).returncode
     if exit_code:
         say(f"{command_line} has failed: {folder / LOG_NAME} says why")
         return exit_code if exit_code > 0 else EXIT_STOPPED - exit_code

@@ -185,8 +185,10 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     embedding = torch.randn(CONFIG.vocab, CONFIG.hidden)
     head = load_head(source, BASE, lambda: embedding, torch.float16, "cpu")
     assert isinstance(head, Eagle3Head)
-    assert {p.dtype for p in head.parameters()} == {torch.float16}
-    assert torch.equal(head.embed_tokens.weight, embedding.half())
+    assert {p.dtype for name, p in head.named_parameters() if name != "embed_tokens.weight"} == {torch.float16}
+    assert head.like.dtype == torch.float16
+    assert torch.equal(head.embed_tokens.weight, embedding), "the model's embedding keeps its form"
+    assert torch.equal(head.embed_tokens(torch.arange(CONFIG.vocab)), embedding.half())
     assert (head.shift is None) == (vocab == CONFIG.vocab)
     draft = Eagle(head, head.logits, capacity=16)
     tree = TokenTree([1, 2], max_tokens=9)

@@ -50,7 +50,9 @@ def project(tmp_path, monkeypatch):
     tables = [table("one", ["bash", "make.sh", "first"], "made.csv"),
               table("two", ["bash", "make.sh", "first"], "made.csv"),
               table("three", ["bash", "make.sh", "wrong"], "made.csv"),
-              table("by_hand", ["an", "oven"], "")]
+              table("by_hand", ["an", "oven"], ""),
+              table("page", ["bash", "print.sh", "a", "page"], "printed")]
+    (tmp_path / "print.sh").write_text('echo "$*"; echo progress >&2\n')
     write_index(tables, tmp_path)
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
@@ -69,9 +71,15 @@ def test_a_command_makes_all_its_tables_and_the_index_says_from_which_commit(pro
     [log] = project.rglob("make.log")
     assert log.parent.name == "docs-one"
     assert make_results.main(["docs/two.csv"]) == 0 and [*project.rglob("make.log")] == [log], "it continues there"
-    one, two, three, by_hand = recorded_tables(project)
+    one, two, three, by_hand, _ = recorded_tables(project)
     assert one.commit == two.commit == "01234567" and one.date == two.date >= "2026-11-27"
     assert three.commit == by_hand.commit == ""
+
+
+def test_a_table_may_be_what_its_command_prints(project):
+    assert make_results.main(["docs/page.csv"]) == 0
+    assert (project / "docs" / "page.csv").read_text() == "a page\n", "the command gets no folder"
+    assert next(project.rglob("make.log")).read_text() == "progress\n"
 
 
 def test_a_command_that_fails_is_named_with_its_log(project, capsys):

@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 23_437,
-    "model": 64_014,
+    "model": 64_026,
     "pipeline": 21_611,
     "cluster": 20_486,
     "tp": 5_890,
     "sim": 7_792,
     "launch": 40_895,
-    "eval": 48_473,
+    "eval": 48_502,
     "serve": 20_591,
     "eval/dsi": 16_660,
     "eval/flowspec": 2_212,

@@ -31,8 +31,9 @@ class Head(nn.Module):
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the type and on the device in which the head computes."""
-        return next(weight for weight in self.parameters() if weight.is_floating_point())
+        """An empty tensor of the type and on the device in which the head computes."""
+        stored_weight: Tensor = self.embed_tokens.weight
+        return stored_weight.new_empty(0, dtype=getattr(self.embed_tokens, "dtype", stored_weight.dtype))
 
 
 class EagleHead(Head):
