@@ -9,8 +9,8 @@ pages        only write the figures of the pages
 FILE ...     make these tables, as docs/results/toy.csv, even if they are not older
 
 After an interruption the same command continues: an evaluation at the same commit keeps its answers, in
-results/published/COMMIT. The source `printed` is what a command prints. Tables that need boards, other programs or a person's hand have no file of a command in
-docs/tables.csv, and are only listed.
+results/published/COMMIT. The source `printed` is what a command prints. Tables that need boards, other programs or a
+person's hand have no source in docs/tables.csv, and are only listed.
 """
 from __future__ import annotations
 

@@ -178,8 +178,9 @@ class Pipeline:
         the first start plans, which takes a minute or more, if `eval.plan.auto.allow_plans()` was called before.
 
         The other ranks are processes, or threads with `link="threads"`, as a single stage is by default. With
-        `hosts=FILE` they are other boards, where a user starts run_jetson.sh; this returns once all have come. Raises ValueError, in a sentence that names the
-        fix, for invalid options. If a rank is lost for good later, `stream` and `generate` raise PeerLost.
+        `hosts=FILE` they are other boards, where a user starts run_jetson.sh; this returns once all have come. Raises
+        ValueError, in a sentence that names the fix, for invalid options. If a rank is lost for good later, `stream`
+        and `generate` raise PeerLost.
         """
         key_words = [f"{key}={written(value)}" for key, value in options.items()]
         resolved = resolve([preset, *key_words] if preset else key_words)
