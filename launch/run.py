@@ -22,7 +22,7 @@ from config.console import EXIT_STOPPED, die, ended_by, interrupt, say
 from config.failure import PeerLost, is_expected
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
-from launch.ranks import Member, alone, connect, environment_kept, leave_groups
+from launch.ranks import Member, alone, connect, leave_groups
 from launch.receive import received_part
 from launch.trace import join_traces
 from launch.wiring import Rank
@@ -93,8 +93,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         # each rank comes back here with RANK set, so that it reads and checks the same words as this process
         rank_words = [*command.module.split(), *resolved.words]
         return spawn(rank_words, prepared.placement.world, prepared.recovers)
-    with environment_kept(*TOKENIZERS_ONLY), alone(prepared) as rank_0:  # ends the other threads after an error
-        os.environ.update(TOKENIZERS_ONLY)
+    with alone(prepared) as rank_0:  # ends the other threads after an error
         return _use(_opened(rank_0), main)
 
 

@@ -1,12 +1,15 @@
 """Answer prompts with a model that is split over a pipeline; called by run_pipe.sh and run_jetson.sh."""
 from __future__ import annotations
 
+import os
 import sys
 
+from config.console import die
 from eval.plan.auto import allow_plans
 from launch.ask import GENERATE
-from launch.run import run
+from launch.run import TOKENIZERS_ONLY, run
 
 if __name__ == "__main__":
+    os.environ.update(TOKENIZERS_ONLY)
     allow_plans()
-    sys.exit(run(GENERATE, sys.argv[1:]))
+    die(run(GENERATE, sys.argv[1:]))  # after an early end a stage's thread may still load

@@ -45,4 +45,4 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
     allow_plans()
-    sys.exit(main(sys.argv[1:]))
+    console.die(main(sys.argv[1:]))  # after an early end a stage's thread may still load

@@ -263,6 +263,16 @@ def test_a_reader_who_has_had_enough_ends_the_run_in_one_line(saved):
     assert run.returncode == 128 + signal.SIGPIPE
 
 
+def test_ctrl_c_ends_the_threads_in_one_line(saved):
+    words = [f"model_dir={saved / FIVE}", *ENDLESS, "link=threads"]
+    with subprocess.Popen([sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.read(20)
+        run.send_signal(signal.SIGINT)
+        assert sentence(run.communicate()[1]) == "flowspec: stopped"
+    assert run.returncode == 128 + signal.SIGINT
+
+
 def failing(part: int):
     """A cache of which the one for `part` of all ranks has room for a few tokens only."""
     admit = TreeCache.admit
