@@ -11,6 +11,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
+from config.cli import shown_path
 from config.keys import read_keys
 from eval.pair_keys import MOST_CHILDREN, TablesConfig
 from eval.pairs import Model, answer, open_model, prompts_of
@@ -80,7 +81,7 @@ def specinfer(argv: list[str]) -> int:
         set_counts = list(counts_by_set.values())
         counts_by_set[ALL] = {kind: total([counts[kind] for counts in set_counts]) for kind in kinds}
 
-    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per text, "
+    print(f"target {shown_path(config.target)}, drafter {shown_path(config.draft)}, at most {config.max_new_tokens} tokens per text, "
           f"{config.num_examples or 'all'} prompts of each set\n"
           f"sampling: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
     print("\n".join(report(counts_by_set, kinds, config)))
