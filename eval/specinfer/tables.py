@@ -81,8 +81,8 @@ def specinfer(argv: list[str]) -> int:
         set_counts = list(counts_by_set.values())
         counts_by_set[ALL] = {kind: total([counts[kind] for counts in set_counts]) for kind in kinds}
 
-    print(f"target {shown_path(config.target)}, drafter {shown_path(config.draft)}, at most {config.max_new_tokens} tokens per text, "
-          f"{config.num_examples or 'all'} prompts of each set\n"
+    print(f"target {shown_path(config.target)}, drafter {shown_path(config.draft)}, at most {config.max_new_tokens} "
+          f"tokens per text, {config.num_examples or 'all'} prompts of each set\n"
           f"sampling: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
     print("\n".join(report(counts_by_set, kinds, config)))
     return 0
