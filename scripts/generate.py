@@ -12,4 +12,5 @@ from launch.run import TOKENIZERS_ONLY, run
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
     allow_plans()
-    die(run(GENERATE, sys.argv[1:]))  # after an early end a stage's thread may still load
+    if exit_code := run(GENERATE, sys.argv[1:]):
+        die(exit_code)  # a stage's thread may still load

@@ -45,4 +45,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
     allow_plans()
-    console.die(main(sys.argv[1:]))  # after an early end a stage's thread may still load
+    if exit_code := main(sys.argv[1:]):
+        console.die(exit_code)  # a stage's thread may still load

@@ -30,7 +30,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval/plan": 16_924,
     "eval/specinfer": 3_691,
     "train": 18_915,
-    "scripts": 5_412,
+    "scripts": 5_422,
     "split_and_save_models": 608,
 }
 LONGEST_FUNCTION = 506  # tokens
