@@ -29,7 +29,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval/load": 2_587,
     "eval/plan": 16_924,
     "eval/specinfer": 3_691,
-    "train": 18_915,
+    "train": 18_922,
     "scripts": 5_422,
     "split_and_save_models": 608,
 }

@@ -60,14 +60,15 @@ class Talker:
 
     def _extend(self, talks: list[list[str]], batch_number: int) -> list[list[str]]:
         """Add a question and its answer to each conversation, if both are good; return those whose answer ended."""
+        questions = self._questions(talks, batch_number)
+        asked_talks = [(talk, question) for talk, question in zip(talks, questions) if question]
+
         template, temperature = self.args.template, float(batch_number % 2)
-        all_questions = self._questions(talks, batch_number)
-        asking = [(talk, question) for talk, question in zip(talks, all_questions) if question]
-        prompts = [self.text.prompt_ids([*talk, question], template) for talk, question in asking]
+        prompts = [self.text.prompt_ids([*talk, question], template) for talk, question in asked_talks]
         answers = self._written(prompts, MAX_ANSWER, temperature, batch_number)
 
         open_talks = []
-        for (talk, question), (answer, has_ended) in zip(asking, answers):
+        for (talk, question), (answer, has_ended) in zip(asked_talks, answers):
             if answer.strip() and not _repeats(answer):
                 talk += [question, answer.strip()]
                 if has_ended:
@@ -76,9 +77,12 @@ class Talker:
 
     def _questions(self, talks: list[list[str]], batch_number: int) -> list[str]:
         """Return a question for each conversation, or "" if the model writes none."""
+        # the template around each question, and how the question begins
         template = self.args.template
         beginnings = ["" if talk else beginning for talk, beginning in zip(talks, cycle(BEGINNINGS))]
         frames = [self.text.prompt_text([*talk, USER_SLOT], template).split(USER_SLOT) for talk in talks]
+
+        # the rest of each question, by the model
         openings = [opening + beginning for (opening, _), beginning in zip(frames, beginnings)]
         prompts = [token_ids for token_ids, _ in self.text.spans(openings, template)]
         samples = self._written(prompts, MAX_QUESTION, QUESTION_TEMPERATURE, batch_number)
@@ -103,7 +107,9 @@ class Talker:
 
 
 def _messages(talk: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), talk)]
+    """Return the turns of a conversation in OpenAI's form; the first one is the user's."""
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": turn} for role, turn in zip(roles, talk)]
 
 
 def _question(text: str, has_ended: bool, closing: str) -> str:
@@ -130,7 +136,8 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                          "with --template")
 
     sizes = BATCH_SIZE, NUM_QUESTIONS, MAX_QUESTION, MAX_ANSWER, QUESTION_TEMPERATURE
-    terms = json.dumps([mark(Checkpoint(model_dir)), template, args.seed, str(dtype), *sizes, *BEGINNINGS])
+    options = template, args.seed, str(dtype), *sizes, *BEGINNINGS
+    terms = json.dumps([mark(Checkpoint(model_dir)), *options])
     batches_dir = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
 
