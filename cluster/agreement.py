@@ -48,7 +48,7 @@ COUNT_LIMIT = 10 ** 18  # counters stay below this
 MAX_DIGITS = 20  # of an integer
 
 Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the cleaned entry; raises Junk
-Facts = Dict[str, Any]  # of one rank, by name
+RankFacts = Dict[str, Any]  # of one rank, by name
 Written = Dict[int, Any]  # what each rank has written about one topic: its facts, or the ranks that it could not reach
 
 
@@ -237,7 +237,7 @@ def judge_facts(written: Written, board: Board) -> str:
     return ""
 
 
-def _difference(facts: Facts, root: Facts) -> str:
+def _difference(facts: RankFacts, root: RankFacts) -> str:
     """Return the difference between a rank and rank 0, with the fix; empty if there is none."""
     if facts["code"] != root["code"]:
         return (f"has other code than rank 0 ({facts['code']}, not {root['code']}): bring one version to all boards, "

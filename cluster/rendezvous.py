@@ -23,7 +23,7 @@ from typing import Any, Callable, Generic, Protocol, Sequence, TypeVar
 
 import torch.distributed as dist
 
-from cluster.agreement import Facts, PartFacts, Written, adopted, code_version, judge_facts, judge_ways, settings
+from cluster.agreement import PartFacts, RankFacts, Written, adopted, code_version, judge_facts, judge_ways, settings
 from cluster.board import Board
 from cluster.heartbeat import reported_loss
 from cluster.memberships import COMPLETE, NEWEST, Meeting, door_of
@@ -116,7 +116,7 @@ class Rendezvous(Generic[Run]):
         """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
         config = keys.run
         judge = partial(judge_facts, board=self.board)
-        facts: Facts = {"host": self._host, "code": code_version(), "settings": self._settings(keys)}
+        facts: RankFacts = {"host": self._host, "code": code_version(), "settings": self._settings(keys)}
         is_returning = self._read("facts/verdict") is not None
 
         with ExitStack() as closing_door:
@@ -148,7 +148,7 @@ class Rendezvous(Generic[Run]):
         self._apply(run, facts, config.timeout)
         return run
 
-    def _apply(self, run: Run, facts: Facts, timeout: float) -> None:
+    def _apply(self, run: Run, facts: RankFacts, timeout: float) -> None:
         """Set what follows from the agreement: patience, environment and addresses; print how safe the wires are."""
         if self._client:
             own_name = self.board.named(self.board.rank, self._host, facts["address"])
@@ -172,7 +172,7 @@ class Rendezvous(Generic[Run]):
         """Return the run that starts here; raises ValueError or OSError for what cannot work."""
         return self._prepare(config)
 
-    def _facts_of(self, keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
+    def _facts_of(self, keys: RunConfig | CommandKeys, part: PartFacts) -> RankFacts:
         """Return the facts that must agree with rank 0's: the code, the part of the model and the settings."""
         resolved_settings = self._settings(keys, dtype=part.number_type)
         return {"code": code_version(), "split": part.split_id, "world": part.world, "settings": resolved_settings}
@@ -284,7 +284,7 @@ class NumberDoor(BoardDoor):
             connection.sendall(b"flowspec %d\n" % self._rank)
 
 
-def reaches(facts: Facts, rank: int) -> bool:
+def reaches(facts: RankFacts, rank: int) -> bool:
     """Whether a rank replies with its number at the address of its facts."""
     try:
         with socket.create_connection((facts["address"], facts["port"]), timeout=5) as connection:
@@ -455,7 +455,7 @@ class WorkerBoard(Participant[Run]):
     that requests a piece, and the number of the split.
     """
 
-    _root_facts: Facts
+    _root_facts: RankFacts
 
     def __init__(self, board: Board, prepare: Callable[[RunConfig], Run], receive: ReceivePart) -> None:
         self._receive = receive
@@ -510,7 +510,7 @@ class Spare(Participant[Run]):
             raise
         return super().attend(keys)
 
-    def _reasons_against(self, keys: RunConfig | CommandKeys, root_facts: Facts) -> dict[int, str]:
+    def _reasons_against(self, keys: RunConfig | CommandKeys, root_facts: RankFacts) -> dict[int, str]:
         """Return why this board cannot stand in, with the fix, for each rank of its line; empty if it can."""
         reasons = {}
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):

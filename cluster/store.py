@@ -45,7 +45,7 @@ REPLY_FORM = str, object
 PIECE_FORM = (lambda operation: operation == "piece", str,
               lambda offset: type(offset) is int and 0 <= offset < COUNT_LIMIT)
 Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
-ReadPiece = Callable[[int, str, int], bytes]  # from a rank, a file's name and an offset to its next bytes
+ReadRankPiece = Callable[[int, str, int], bytes]  # from a rank, a file's name and an offset to its next bytes
 
 
 class Entries:
@@ -143,7 +143,7 @@ class StoreServer(BoardDoor):
         self.seats: dict[int, Seat] = {}  # by rank
         self.patience: float | None = None
         self.board_addresses: set[str] = set()  # empty: any
-        self.read_piece: ReadPiece | None = None  # of a rank's part of the model; None: no parts are sent
+        self.read_piece: ReadRankPiece | None = None  # of a rank's part of the model; None: no parts are sent
         self._reported_addresses: set[str] = set()  # of strangers
         self._seats_lock = threading.Lock()
         super().__init__(address[0], keys, 0, address[1])

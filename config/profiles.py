@@ -23,8 +23,8 @@ EXAMPLE_FILE = '{"like": "jetson-7b", "factors": [1, 2]}'
 MAX_MILLISECONDS = 1e7  # nearly three hours; doubles do not resolve short times added to much longer ones
 MAX_BOARDS = 1024
 MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
-Level = Tuple[str, float]  # a source of guesses, milliseconds
-Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
+LevelTime = Tuple[str, float]  # a source of guesses, milliseconds
+LinkTimes = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
 
 
@@ -56,8 +56,8 @@ class Profile:
     weights: float = 0.0  # GB: of all layers; 0: unknown
     factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: multiples of the time of a layer
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
-    levels: tuple[Level, ...] = ()  # milliseconds of a level for drafts that differ from `level`
-    links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
+    levels: tuple[LevelTime, ...] = ()  # milliseconds of a level for drafts that differ from `level`
+    links: tuple[LinkTimes, ...] = ()  # wires that differ; each is the same both ways
     model_of: str = ""  # the name of the measured model; empty: none was measured
 
     def slowed(self, factor: float) -> Profile:

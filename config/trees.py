@@ -15,10 +15,10 @@ WIDTHS_FORM = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
 FIXED_POLICIES = ("static", "expansion")  # policies with a shape that does not depend on the guesses
 DEFAULT_GAIN = 0.5  # of a level of policy=opt, until the best value is measured
 MIN_SCORE = -8.0  # log-probability of a path below which streaming drafts nothing
-Shape = Tuple[Tuple[int, ...], ...]  # for each level, the number of children of each node of the level before, in order
+TreeShape = Tuple[Tuple[int, ...], ...]  # by level, the number of children of each node of the level before, in order
 
 # EAGLE-1's tree of 25 guesses; a node's likeliest child is first. Nodes that a level does not list have no children.
-STATIC_SHAPE: Shape = (
+STATIC_SHAPE: TreeShape = (
     (4,),
     (3, 2, 2, 1),
     (3, 2, 2, 1),
@@ -42,7 +42,7 @@ class Growth:
     least_score: float = -math.inf  # log-probability of a path, from the tip, below which a guess is dropped
     anywhere: bool = False  # whether the likeliest guesses are read anywhere in the tree, instead of level by level
     outcome_levels: int = 0  # levels below the likeliest outcome of what was sent, fewer below others; 0: no bound
-    shape: Shape = ()
+    shape: TreeShape = ()
     gain: float = 0.0  # expected accepted guesses that a level must bring before another one is drafted (OPT-Tree)
 
     @property
@@ -61,7 +61,7 @@ class Growth:
             return self
         return replace(self, nodes=self.nodes + added.nodes, depth=self.depth + added.depth)
 
-    def shaped(self, shape: Shape) -> Growth:
+    def shaped(self, shape: TreeShape) -> Growth:
         """Return a growth of this shape, with segments of the same size."""
         num_nodes, width = sum(map(sum, shape)), max(map(max, shape))
         return replace(self, nodes=num_nodes, depth=len(shape) - 1, width=width, shape=shape)
@@ -76,7 +76,7 @@ def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> 
     return growth.shaped(STATIC_SHAPE if policy == "static" else expanded(expansion))
 
 
-def expanded(expansion: str) -> Shape:
+def expanded(expansion: str) -> TreeShape:
     """Return the shape of SpecInfer's tree from its widths, such as 1,1,3: the children per node of each level."""
     shape, level_nodes = [], 1
     for width in map(int, expansion.split(",")):

@@ -15,7 +15,7 @@ from launch.trace import join_traces
 from launch.wiring import Rank, RankConnections
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
-from sim.paths import Part, Paths
+from sim.paths import AnySlice, Paths
 from sim.stages import StageShare, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.shares import Joined
@@ -53,7 +53,7 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
     join_traces(root_spec)
 
 
-def _whole(group: Sequence[RankSpec]) -> Part:
+def _whole(group: Sequence[RankSpec]) -> AnySlice:
     """Load the layers of a stage, joined again if its ranks share them."""
     leader = group[0]
     if len(group) == 1:

@@ -19,7 +19,7 @@ from torch import Tensor
 from model.attention import PLAIN, AttentionForm, CachedRows, attend
 from model.devices import upload
 from model.precision import for_sums
-from model.slots import HeldSlots, Shape, Slots
+from model.slots import HeldSlots, Slots, SlotShape
 
 
 class Survivors(NamedTuple):
@@ -79,7 +79,7 @@ class TreeCache:
     Without windows nothing is dropped, and another text may reuse the beginning. With `in_8_bits`, numbers have 8 bits.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
+    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device | str,
                  windows: Sequence[int] = (), in_8_bits: bool = False) -> None:
         num_layers, num_kv_heads, self.capacity, head_dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from model.attention import to_int8
 
 BLOCK_SLOTS = 256  # that a cache has at first
 
-Shape = Tuple[int, int, int, int]  # layers, K, slots, E
+SlotShape = Tuple[int, int, int, int]  # layers, K, slots, E
 
 
 class Slots:
@@ -20,7 +20,7 @@ class Slots:
     Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
     """
 
-    def __init__(self, shape: Shape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
+    def __init__(self, shape: SlotShape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
         self.shape, self.window = shape, window
         self.like, self.in_8_bits = like, in_8_bits
         self.tensors: list[Tensor] = []

@@ -12,7 +12,7 @@ from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
 from serve.engine import AnswerJob, Ended, Engine, Event
-from serve.protocol import Body, Choice, Facts, Refused
+from serve.protocol import Body, Choice, JsonObject, Refused
 from serve.text_chunks import Piece, Token
 from serve.tools import CallPart, CallReader
 
@@ -99,7 +99,7 @@ class AnswerForm(Reports):
 
     # --- the form -----------------------------------------------------------------------------------------------------
 
-    def body_facts(self) -> Facts:
+    def body_facts(self) -> JsonObject:
         """Return the body of the answer, as far as it is generated."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class AnswerForm(Reports):
     # --- events of the engine -----------------------------------------------------------------------------------------
 
     @property
-    def usage(self) -> Facts:
+    def usage(self) -> JsonObject:
         """The token counts of all choices; a prompt that several choices share counts once."""
         ends = [answer.end for answer in self.choice_answers if answer.end]
         num_prompt_tokens = sum(map(len, {tuple(job.prompt_ids) for job in self.jobs}))
@@ -145,7 +145,7 @@ class AnswerForm(Reports):
     def _is_running(self) -> bool:
         return not all(answer.end for answer in self.choice_answers)
 
-    async def whole_body(self) -> Facts:
+    async def whole_body(self) -> JsonObject:
         """Return the body once all choices have ended; raise Refused if the answer has failed."""
         while self._is_running:
             self._event_bytes(*await self.next())
@@ -195,7 +195,7 @@ class AnswerForm(Reports):
             yield self.choice_end(answer)
 
 
-def event_bytes(facts: Facts, name: str = "") -> bytes:
+def event_bytes(facts: JsonObject, name: str = "") -> bytes:
     """Return a server-sent event, with an optional name."""
     name_line = f"event: {name}\n" if name else ""
     return f"{name_line}data: {json.dumps(facts)}\n\n".encode()

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_bytes, typed_event
-from serve.protocol import Facts, Refused
+from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece
 from serve.translation import Wording, checked_items, object_of, tool_call
 
@@ -23,7 +23,7 @@ ERROR_KINDS = {  # of errors, by HTTP status
     429: "rate_limit_error"}
 
 
-def as_chat(message_body: Facts) -> Facts:
+def as_chat(message_body: JsonObject) -> JsonObject:
     """Return the equivalent body of /v1/chat/completions."""
     if "max_tokens" not in message_body:
         raise Refused("max_tokens is missing: give the largest number of tokens of the answer", "max_tokens")
@@ -39,7 +39,7 @@ def as_chat(message_body: Facts) -> Facts:
     return chat_body
 
 
-def _chat_tool_choice(tool_choice: Facts) -> Any:
+def _chat_tool_choice(tool_choice: JsonObject) -> Any:
     """Return the chat's `tool_choice` for a message's."""
     kind, name = tool_choice.get("type"), tool_choice.get("name")
     if kind == "tool" and isinstance(name, str):
@@ -50,10 +50,10 @@ def _chat_tool_choice(tool_choice: Facts) -> Any:
     return TOOL_CHOICES[kind]
 
 
-def _chat_messages(message: Facts, field: str) -> list[Facts]:
+def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
     """Return the chat messages for one message: first the tool results, then its text and tool calls."""
-    chat_message: Facts = {"role": WORDING.role(message, field), "content": "", "tool_calls": []}
-    tool_results: list[Facts] = []
+    chat_message: JsonObject = {"role": WORDING.role(message, field), "content": "", "tool_calls": []}
+    tool_results: list[JsonObject] = []
     content = message.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -73,7 +73,7 @@ def _chat_messages(message: Facts, field: str) -> list[Facts]:
     return tool_results if only_results else [*tool_results, chat_message]
 
 
-def error_of(refused: Refused) -> Facts:
+def error_of(refused: Refused) -> JsonObject:
     """Return an error in Anthropic's format."""
     kind = "api_error" if refused.status >= 500 else ERROR_KINDS.get(refused.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
@@ -82,7 +82,7 @@ def error_of(refused: Refused) -> Facts:
 class MessageAnswer(AnswerForm):
     """The answer of /v1/messages."""
 
-    def body_facts(self) -> Facts:
+    def body_facts(self) -> JsonObject:
         [answer] = self.choice_answers
         usage = self.usage
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model,
@@ -112,7 +112,7 @@ class MessageAnswer(AnswerForm):
         return event_bytes(error_of(refused), "error")
 
 
-def _stop_facts(answer: ChoiceAnswer) -> Facts:
+def _stop_facts(answer: ChoiceAnswer) -> JsonObject:
     """Return the stop reason of a choice, None as long as it is generated."""
     if answer.end and answer.end.stop_text:
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.end.stop_text}
@@ -120,7 +120,7 @@ def _stop_facts(answer: ChoiceAnswer) -> Facts:
     return {"stop_reason": stop_reason, "stop_sequence": None}
 
 
-def _content(block: ContentBlock) -> Facts:
+def _content(block: ContentBlock) -> JsonObject:
     """Return a content block, as far as it is generated."""
     if not block.tool_name:
         return {"type": "text", "text": block.text}

@@ -23,7 +23,7 @@ from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import UNAVAILABLE, Engine
-from serve.protocol import Body, Chat, Completion, Facts, Refused, ToTokenize, Translate, read_body
+from serve.protocol import Body, Chat, Completion, JsonObject, Refused, ToTokenize, Translate, read_body
 from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
@@ -135,7 +135,7 @@ class Server:
         return as_json(self._model_facts)
 
     @property
-    def _model_facts(self) -> Facts:
+    def _model_facts(self) -> JsonObject:
         facts = self.engine.facts
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "flowspec",
                 "max_model_len": self.config.run.max_length, "flowspec": facts._asdict() if facts else {}}
@@ -245,6 +245,6 @@ async def _wait_until_gone(request: Request) -> None:
         pass
 
 
-def as_json(facts: Facts, status: int = 200) -> Response:
+def as_json(facts: JsonObject, status: int = 200) -> Response:
     """Return an object as a JSON response, in ASCII like that of `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")

@@ -5,7 +5,7 @@ from typing import Sequence
 
 from model.text import TokenText
 from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_bytes
-from serve.protocol import Facts, Refused
+from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece, Token
 
 
@@ -15,7 +15,7 @@ class CompletionAnswer(AnswerForm):
     WHOLE_KIND = CHUNK_KIND = "text_completion"  # kinds of objects
     ID_PREFIX = "cmpl"
 
-    def body_facts(self) -> Facts:
+    def body_facts(self) -> JsonObject:
         choices = []
         for answer in self.choice_answers:
             tokens = answer.tokens if answer.choice.wants_logprobs else None
@@ -38,29 +38,29 @@ class CompletionAnswer(AnswerForm):
     def stream_error(self, refused: Refused) -> bytes:
         return event_bytes(refused.body)
 
-    def message(self, answer: ChoiceAnswer) -> Facts:
+    def message(self, answer: ChoiceAnswer) -> JsonObject:
         """Return the field of a whole choice that holds its text."""
         return {"text": answer.text}
 
-    def text_delta(self, answer: ChoiceAnswer, text: str) -> Facts:
+    def text_delta(self, answer: ChoiceAnswer, text: str) -> JsonObject:
         """Return the field of a chunk that holds the added text."""
         return {"text": text}
 
-    def logprobs(self, tokens: Sequence[Token]) -> Facts:
+    def logprobs(self, tokens: Sequence[Token]) -> JsonObject:
         return completion_logprobs(tokens)
 
-    def _choice_facts(self, answer: ChoiceAnswer, text_facts: Facts, tokens: Sequence[Token] | None) -> Facts:
+    def _choice_facts(self, answer: ChoiceAnswer, text_facts: JsonObject, tokens: Sequence[Token] | None) -> JsonObject:
         logprobs = None if tokens is None else self.logprobs(tokens)
         return {"index": answer.number, **text_facts, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
-    def _chunk(self, answer: ChoiceAnswer, text_facts: Facts, tokens: Sequence[Token] | None = None) -> bytes:
+    def _chunk(self, answer: ChoiceAnswer, text_facts: JsonObject, tokens: Sequence[Token] | None = None) -> bytes:
         """Return a chunk of one choice. In a stream that ends with its usage, the other chunks have a null there."""
         facts = self._head(self.CHUNK_KIND, [self._choice_facts(answer, text_facts, tokens)])
         if self.body.stream_options.include_usage:
             facts["usage"] = None
         return event_bytes(facts)
 
-    def _head(self, kind: str, choices: list[Facts]) -> Facts:
+    def _head(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         return {"id": f"{self.ID_PREFIX}-{self.id}", "created": self.created_at, "model": self.model, "object": kind,
                 "choices": choices}
 
@@ -82,19 +82,19 @@ class ChatAnswer(CompletionAnswer):
     def choice_end(self, answer: ChoiceAnswer) -> bytes:
         return self._chunk(answer, {"delta": {}})
 
-    def message(self, answer: ChoiceAnswer) -> Facts:
-        message: Facts = {"role": "assistant", "content": answer.text, "refusal": None}
+    def message(self, answer: ChoiceAnswer) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.call_blocks:
             message["content"] = answer.text or None
             message["tool_calls"] = [_tool_call(block, block.text) for block in answer.call_blocks]
         return {"message": message}
 
-    def text_delta(self, answer: ChoiceAnswer, text: str) -> Facts:
+    def text_delta(self, answer: ChoiceAnswer, text: str) -> JsonObject:
         if answer.last_block.tool_name:
             return _call_delta(answer, {"function": {"arguments": text}})
         return {"delta": {"content": text}}
 
-    def logprobs(self, tokens: Sequence[Token]) -> Facts:
+    def logprobs(self, tokens: Sequence[Token]) -> JsonObject:
         content = []
         for token in tokens:
             likeliest = [_logprob_entry(other, logprob) for other, logprob in token.likeliest]
@@ -102,12 +102,12 @@ class ChatAnswer(CompletionAnswer):
         return {"content": content, "refusal": None}
 
 
-def _tool_call(block: ContentBlock, arguments: str) -> Facts:
+def _tool_call(block: ContentBlock, arguments: str) -> JsonObject:
     function = {"name": block.tool_name, "arguments": arguments}
     return {"id": block.call_id, "type": "function", "function": function}
 
 
-def _call_delta(answer: ChoiceAnswer, part: Facts) -> Facts:
+def _call_delta(answer: ChoiceAnswer, part: JsonObject) -> JsonObject:
     """Return what a chunk adds to the last tool call."""
     call_index = len(answer.call_blocks) - 1
     return {"delta": {"tool_calls": [{"index": call_index, **part}]}}
@@ -115,7 +115,7 @@ def _call_delta(answer: ChoiceAnswer, part: Facts) -> Facts:
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
-def completion_logprobs(tokens: Sequence[Token]) -> Facts:
+def completion_logprobs(tokens: Sequence[Token]) -> JsonObject:
     """Return the log-probabilities of tokens in the format of /v1/completions."""
     return {"tokens": [_token_name(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -123,7 +123,7 @@ def completion_logprobs(tokens: Sequence[Token]) -> Facts:
             "text_offset": [token.offset for token in tokens]}
 
 
-def _logprob_entry(spelled: TokenText, logprob: float | None) -> Facts:
+def _logprob_entry(spelled: TokenText, logprob: float | None) -> JsonObject:
     byte_values = None if spelled.data is None else list(spelled.data)
     return {"token": spelled.name, "logprob": logprob, "bytes": byte_values}
 

@@ -34,9 +34,9 @@ ALL_TOKENS = -1  # some clients send this for top_k=0
 TOKEN_ID = re.compile("[0-9]{1,9}")
 TEMPLATE_ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
 TYPE_NAMES = ("str", "NamedTool")  # pydantic's names in the path of an error, for fields with several types
-Facts = Dict[str, Any]  # of JSON
+JsonObject = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
-Translate = Callable[[Facts], Facts]
+Translate = Callable[[JsonObject], JsonObject]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
 SAMPLING_FIELDS = tuple(name for name in SAMPLING if name != "logit_bias")  # all numbers
 MAX_BIASES, MAX_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.status, self.retry = status, retry  # seconds until the client may retry; 0: a retry changes nothing
 
     @property
-    def body(self) -> Facts:
+    def body(self) -> JsonObject:
         """The error in OpenAI's format."""
         error_type = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
@@ -118,7 +118,7 @@ def _unless_empty(text: Any) -> Any:
     return None if text == "" else text
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):
@@ -141,7 +141,7 @@ class ToolCall(Strict):
     function: CalledFunction
 
     @property
-    def for_template(self) -> Facts:
+    def for_template(self) -> JsonObject:
         """The call as templates read it: with the arguments as an object, if they are valid JSON."""
         facts = self.model_dump()
         with suppress(ValueError):
@@ -156,14 +156,14 @@ class ChatMessage(Strict):
     tool_call_id: str = ""
     name: str = ""
 
-    def for_template(self, field_path: str, has_own_template: bool) -> Facts:
+    def for_template(self, field_path: str, has_own_template: bool) -> JsonObject:
         """Return the message as templates read it; only a tokenizer's own template may support tools."""
         if self.tool_calls and not has_own_template:
             raise Refused(f"{field_path}.tool_calls is not supported by this model's template: leave it out",
                           f"{field_path}.tool_calls", "unsupported_parameter")
 
         role = TEMPLATE_ROLES.get(self.role, self.role)
-        facts: Facts = {"role": role, "content": self._text(f"{field_path}.content")}
+        facts: JsonObject = {"role": role, "content": self._text(f"{field_path}.content")}
         if has_own_template:
             tool_calls = [call.for_template for call in self.tool_calls or ()]
             tool_facts = {"tool_calls": tool_calls, "tool_call_id": self.tool_call_id, "name": self.name}
@@ -184,7 +184,7 @@ class ChatMessage(Strict):
 class Function(Strict):
     name: str
     description: str = ""
-    parameters: Facts = {}
+    parameters: JsonObject = {}
 
 
 class NamedTool(Strict):
@@ -198,13 +198,13 @@ class Tool(NamedTool):
 
 class Schema(Strict):
     name: str = ""
-    schema_: Facts = Field({}, alias="schema")
+    schema_: JsonObject = Field({}, alias="schema")
 
 
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
-    schema_: Facts | None = Field(default=None, alias="schema")  # llama.cpp's form
+    schema_: JsonObject | None = Field(default=None, alias="schema")  # llama.cpp's form
 
     @property
     def guide(self) -> Guide | None:
@@ -219,7 +219,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's present form of a grammar."""
 
-    json_: Facts | str | None = Field(default=None, alias="json")
+    json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Items[str] | None = None
     grammar: str | None = None
@@ -245,7 +245,7 @@ class StructuredOutputs(Strict):
         return guides[0] if guides else None
 
 
-def _json_guide(schema: Facts | str) -> Guide:
+def _json_guide(schema: JsonObject | str) -> Guide:
     return Guide("json_schema", schema) if isinstance(schema, str) else Guide.json_schema(schema)
 
 
@@ -268,29 +268,29 @@ class Body(Strict):
     """The fields that chats and completions share. Missing options are those with which the server was started."""
 
     model: str = ""
-    max_tokens: Whole | None = None
-    max_completion_tokens: Whole | None = None
-    n_predict: Whole | None = None  # llama.cpp's name
+    max_tokens: WholeNumber | None = None
+    max_completion_tokens: WholeNumber | None = None
+    n_predict: WholeNumber | None = None  # llama.cpp's name
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[Whole | None, BeforeValidator(lambda top: 0 if top == ALL_TOKENS else top)] = None
+    top_k: Annotated[WholeNumber | None, BeforeValidator(lambda top: 0 if top == ALL_TOKENS else top)] = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] = {}
-    seed: Whole | None = None
-    n: Whole = 1
+    seed: WholeNumber | None = None
+    n: WholeNumber = 1
     stop: Annotated[Items[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat(type="text")
-    guided_json: Facts | str | None = None
+    guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    json_schema: Facts | str | None = None  # of llama.cpp and SGLang, as the next
+    json_schema: JsonObject | str | None = None  # of llama.cpp and SGLang, as the next
     regex: Annotated[str | None, BeforeValidator(_unless_empty)] = None
     ebnf: Annotated[str | None, BeforeValidator(_unless_empty)] = None
     grammar: Annotated[str | None, BeforeValidator(_unless_empty)] = None
@@ -299,7 +299,7 @@ class Body(Strict):
     flowspec_tree: bool = False  # FlowSpec's own: a stream also has `tree` events, which show the guesses
 
     @property
-    def logprob_options(self) -> Facts:
+    def logprob_options(self) -> JsonObject:
         """The options of an answer that request log-probabilities."""
         raise NotImplementedError
 
@@ -314,9 +314,9 @@ class Body(Strict):
         """The values of a token limit that have a meaning of their own."""
         return (UNLIMITED,)
 
-    def options(self, config: RunConfig) -> list[Facts]:
+    def options(self, config: RunConfig) -> list[JsonObject]:
         """Return the options of each of `n` answers, with consecutive seeds."""
-        option_values: Facts = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        option_values: JsonObject = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         if self.logit_bias:
             biases = [f"{token}:{value:.6f}" for token, value in self.logit_bias.items()]
             option_values["logit_bias"] = ",".join(biases)
@@ -398,13 +398,13 @@ class Chat(Body):
     tools: Items[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True  # whether forced calls may be several
-    chat_template_kwargs: Facts = {}  # variables of a tokenizer's own template
+    chat_template_kwargs: JsonObject = {}  # variables of a tokenizer's own template
     echo: bool = False  # vLLM's, which is not supported
     logprobs: bool = False
-    top_logprobs: Whole | None = None
+    top_logprobs: WholeNumber | None = None
 
     @property
-    def logprob_options(self) -> Facts:
+    def logprob_options(self) -> JsonObject:
         return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
     def check(self) -> None:
@@ -428,7 +428,7 @@ class Chat(Body):
         return self.tool_choice not in ("none", "auto")
 
     @property
-    def callable_schemas(self) -> dict[str, Facts]:
+    def callable_schemas(self) -> dict[str, JsonObject]:
         """The functions that may be called, with the schemas of their arguments."""
         schemas = {tool.function.name: tool.function.parameters for tool in self.tools}
         if isinstance(self.tool_choice, NamedTool):
@@ -484,10 +484,10 @@ class Completion(Body):
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     echo: bool = False
-    logprobs: Whole | None = None  # number of likeliest tokens to report
+    logprobs: WholeNumber | None = None  # number of likeliest tokens to report
 
     @property
-    def logprob_options(self) -> Facts:
+    def logprob_options(self) -> JsonObject:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": self.echo}
 
     @property

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, Iterator
 
 from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, typed_event
-from serve.protocol import Facts, Refused
+from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece
 from serve.translation import Wording, checked_items, tool_call
 
@@ -20,7 +20,7 @@ CUT_OFF = {"reason": "max_output_tokens"}
 STORED_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
 
 
-def as_chat(response_body: Facts) -> Facts:
+def as_chat(response_body: JsonObject) -> JsonObject:
     """Return the equivalent body of /v1/chat/completions."""
     for name in STORED_FIELDS:
         if response_body.get(name):
@@ -43,7 +43,7 @@ def as_chat(response_body: Facts) -> Facts:
     return chat_body
 
 
-def _add_item(messages: list[Facts], item: Facts, field: str) -> None:
+def _add_item(messages: list[JsonObject], item: JsonObject, field: str) -> None:
     """Add an item of the input to the messages of a chat; tool calls join the assistant's last message."""
     kind = item.get("type", "message")
     if kind == "function_call":
@@ -72,7 +72,7 @@ class ResponseAnswer(AnswerForm):
     def _event_numbers(self) -> Iterator[int]:
         return count()
 
-    def body_facts(self) -> Facts:
+    def body_facts(self) -> JsonObject:
         [answer] = self.choice_answers
         final_status = _final_status(answer)
 
@@ -89,7 +89,7 @@ class ResponseAnswer(AnswerForm):
                 "output": output_items,
                 "usage": self._usage() if answer.end else None}
 
-    def _usage(self) -> Facts:
+    def _usage(self) -> JsonObject:
         usage = self.usage
         return {"input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
@@ -150,11 +150,11 @@ def _final_status(answer: ChoiceAnswer) -> str:
     return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
-def _text_part(text: str) -> Facts:
+def _text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _output_item(block: ContentBlock, status: str) -> Facts:
+def _output_item(block: ContentBlock, status: str) -> JsonObject:
     """Return an item of the output."""
     if block.tool_name:
         return {"type": "function_call", "id": _item_id(block), "call_id": block.call_id, "name": block.tool_name,

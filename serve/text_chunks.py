@@ -13,7 +13,7 @@ from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
 from model.text import Stream, TemplateError, Text, TokenText, TokenTexts
 from model.tree import TokenTree
-from serve.protocol import Choice, Facts, Refused
+from serve.protocol import Choice, JsonObject, Refused
 
 MAX_GUESSES = 60  # in a snapshot
 SPACE_MARKS = ("▁", "Ġ")  # a space at the beginning of a token, as tokenizers write it
@@ -163,7 +163,7 @@ def _max_token_length(text: Text) -> int:
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
-def snapshot(generation: Generation, text: Text | None) -> Facts:
+def snapshot(generation: Generation, text: Text | None) -> JsonObject:
     """Return a snapshot: the likeliest live guesses, older ones first, and statistics so far; times are in seconds.
 
     A guess has its `id`, its `parent` (null: it follows the text), its `text`, whether it was `sent`, and the `score`
@@ -179,7 +179,7 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
             "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
 
 
-def speed_facts(pipeline: Pipeline) -> Facts:
+def speed_facts(pipeline: Pipeline) -> JsonObject:
     """Return what a snapshot's speed is compared with, in tokens per second, and whether devices are emulated.
 
     `plain` is 0 for a method that never guesses.
@@ -191,7 +191,7 @@ def speed_facts(pipeline: Pipeline) -> Facts:
             "profile": Path(config.profile).name}
 
 
-def _guess_facts(tree: TokenTree, node: int, text: Text | None) -> Facts:
+def _guess_facts(tree: TokenTree, node: int, text: Text | None) -> JsonObject:
     guess = tree.nodes[node]
     path_score = guess.score - tree.nodes[tree.tip].score
     return {"id": node, "parent": guess.parent if guess.parent in tree.live else None,

@@ -81,7 +81,7 @@ class CallPart(NamedTuple):
     arguments: str = ""
 
 
-Part = Union[str, CallPart]  # text outside calls, or a part of a call
+TextOrCallPart = Union[str, CallPart]  # text outside calls, or a part of a call
 
 
 class CallReader:
@@ -95,19 +95,19 @@ class CallReader:
         self._keeps_blanks = bool(dialect.opening)  # whether blanks are now text
         self._part_iterator: Iterator[Any] = self._all_parts()
 
-    def read(self, text: str) -> list[Part]:
+    def read(self, text: str) -> list[TextOrCallPart]:
         """Return the parts that are certain once this text follows."""
         self._unread_text += text
         return [*takewhile(bool, self._part_iterator)]
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TextOrCallPart]:
         """Return the last parts; the beginning of what might have become a call is text."""
         if self._pending_opening is None:
             return []
         self._unread_text = self._pending_opening + self._unread_text
         return [*self._emit_text(len(self._unread_text))]
 
-    def _all_parts(self) -> Iterator[Part | None]:
+    def _all_parts(self) -> Iterator[TextOrCallPart | None]:
         """Yield all parts, and None whenever more text is needed."""
         while True:
             yield from self._text_parts()
@@ -115,7 +115,7 @@ class CallReader:
             yield from self._call_parts()
             self._pending_opening = ""
 
-    def _text_parts(self) -> Iterator[Part | None]:
+    def _text_parts(self) -> Iterator[TextOrCallPart | None]:
         """Yield the text up to the next call, and skip the opening of that call."""
         opening = self._dialect.opening
         while (call_start := self._call_start()) < 0:
@@ -134,14 +134,14 @@ class CallReader:
         begins_with_brace = self._unread_text.lstrip(self._blanks).startswith("{")
         return self._unread_text.find("{") if begins_with_brace and not self._keeps_blanks else -1
 
-    def _emit_text(self, size: int) -> Iterator[Part]:
+    def _emit_text(self, size: int) -> Iterator[TextOrCallPart]:
         """Yield the first `size` characters of the unread text, unless they are blanks to hold back."""
         piece = self._unread_text[:size]
         if piece.strip(self._blanks) or (piece and self._keeps_blanks):
             self._unread_text, self._keeps_blanks = self._unread_text[size:], True
             yield piece
 
-    def _call_parts(self) -> Iterator[Part | None]:
+    def _call_parts(self) -> Iterator[TextOrCallPart | None]:
         """Yield a call after its opening, or its text if it is no call."""
         while not self._unread_text.strip():
             yield None
@@ -173,7 +173,7 @@ class CallReader:
         object_end = Braces().end(self._unread_text)
         return self._unread_text.find(self._dialect.closing, object_end) if object_end >= 0 else -1
 
-    def _argument_parts(self) -> Iterator[Part | None]:
+    def _argument_parts(self) -> Iterator[TextOrCallPart | None]:
         """Yield the arguments up to their closing brace, and skip the closing of the call."""
         braces = Braces()
         while (object_end := braces.end(self._unread_text)) < 0:
@@ -212,7 +212,7 @@ class Braces:
         return -1
 
 
-def _parsed_call(body: str) -> list[Part]:
+def _parsed_call(body: str) -> list[TextOrCallPart]:
     """Return a call with keys in another order, or with arguments as a string; empty if it is no call."""
     try:
         call = json.loads(body)

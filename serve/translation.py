@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
-from serve.protocol import Facts, Refused
+from serve.protocol import JsonObject, Refused
 
 
 class Wording(NamedTuple):
@@ -18,7 +18,7 @@ class Wording(NamedTuple):
     tool_types: Sequence[str | None]  # the types of tools that are functions
     schema_field: str  # of the schema of their arguments
 
-    def chat(self, body: Facts) -> Facts:
+    def chat(self, body: JsonObject) -> JsonObject:
         """Return the body of a chat, without the messages after the system prompt and without `tool_choice`."""
         chat_body = renamed(body, self.fields)
         system_text = self.text(body.get(self.system_field) or "", self.system_field)
@@ -48,14 +48,14 @@ class Wording(NamedTuple):
                               field, "unsupported_parameter")
         return "".join(part["text"] for part in parts)
 
-    def role(self, message: Facts, field: str) -> str:
+    def role(self, message: JsonObject, field: str) -> str:
         """Return the role of a message; raise Refused for a role that the protocol does not have."""
         role = message.get("role")
         if not isinstance(role, str) or role not in self.roles:
             raise Refused(f"{field}.role is none of {', '.join(self.roles)}: send one of them", f"{field}.role")
         return role
 
-    def _function(self, tool: Facts, field: str) -> Facts:
+    def _function(self, tool: JsonObject, field: str) -> JsonObject:
         """Return the chat's form of a tool; raise Refused unless it is a function."""
         if tool.get("type") not in self.tool_types:
             raise Refused(f"{field}.type is not {self.tool_types[0]}, and other tools are not supported: leave it out",
@@ -64,14 +64,14 @@ class Wording(NamedTuple):
         return {"type": "function", "function": renamed(tool, chat_names)}
 
 
-def checked_items(value: Any, field: str) -> list[Facts]:
+def checked_items(value: Any, field: str) -> list[JsonObject]:
     """Return a list of objects unchanged; raise Refused for anything else."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Refused(f"{field} is no list of objects: send one", field)
     return value
 
 
-def object_of(body: Facts, field: str) -> Facts:
+def object_of(body: JsonObject, field: str) -> JsonObject:
     """Return the object in a field, empty if missing; raise Refused for anything else."""
     value = body.get(field) or {}
     if not isinstance(value, dict):
@@ -79,11 +79,11 @@ def object_of(body: Facts, field: str) -> Facts:
     return value
 
 
-def renamed(facts: Facts, new_names: Mapping[str, str]) -> Facts:
+def renamed(facts: JsonObject, new_names: Mapping[str, str]) -> JsonObject:
     """Return the existing fields under other names: `new_names` maps old names to new ones."""
     return {new_name: facts[old_name] for old_name, new_name in new_names.items() if old_name in facts}
 
 
-def tool_call(function: Facts, arguments: Any, call_id: Any) -> Facts:
+def tool_call(function: JsonObject, arguments: Any, call_id: Any) -> JsonObject:
     """Return a call of a named `function` in the format of a chat."""
     return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": arguments}}

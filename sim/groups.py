@@ -12,9 +12,9 @@ from typing import Any, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
+from model.llama import Product
 from sim.clock import Pace
 from tp.comm import Comm
-from tp.overlap import Product
 
 
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:

@@ -22,7 +22,7 @@ from model.slots import HeldSlots
 FIRST_ROWS = 1024  # of memory; it grows by doubling
 MAX_BYTES = 1 << 29  # of memory; above this all paths are forgotten before the next request
 
-Part = Union[Slice, NativeSlice]
+AnySlice = Union[Slice, NativeSlice]
 
 
 class Paths:
@@ -33,7 +33,7 @@ class Paths:
 
     root = -1  # the path without tokens
 
-    def __init__(self, slices: Sequence[Part], inner: Sequence[int], like: Tensor) -> None:
+    def __init__(self, slices: Sequence[AnySlice], inner: Sequence[int], like: Tensor) -> None:
         self._slices, self._inner = slices, inner
         self._like = like
         self.clear()

@@ -16,7 +16,7 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace
 from sim.cluster import RingLink
 from sim.devices import SlowHead
 
-Rows = Mapping[int, Tensor]  # of nodes
+RowsByNode = Mapping[int, Tensor]  # of nodes
 
 
 class WalkingTarget(RequestTarget):
@@ -35,7 +35,7 @@ class WalkingTarget(RequestTarget):
         if text_paths:
             self._store_features(text_paths)
 
-    def _decide(self, logits: Rows, answers: dict[int, int]) -> None:
+    def _decide(self, logits: RowsByNode, answers: dict[int, int]) -> None:
         """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
@@ -48,20 +48,20 @@ class WalkingTarget(RequestTarget):
             assert tree_node.target_token is not None, f"node {node} has no answer"
             node = tree.child(node, tree_node.target_token)
 
-    def _store_logprobs(self, logits: Rows, answers: Mapping[int, int]) -> None:
+    def _store_logprobs(self, logits: RowsByNode, answers: Mapping[int, int]) -> None:
         if self.options.logprobs is not None:
             reported_nodes = [node for node in logits if node in answers or self.echoes(node)]
             logits = self._logits({node: logits[node] for node in reported_nodes})
         super()._store_logprobs(logits, answers)
 
-    def _logits(self, paths: Rows) -> Rows:
+    def _logits(self, paths: RowsByNode) -> RowsByNode:
         """Return the logits `[V]` of nodes, given their path numbers; also store their features."""
         if not paths:
             return {}
         logits_TV = self.ring.model_head(self._store_features(paths))
         return dict(zip(paths, logits_TV))
 
-    def _store_features(self, paths: Rows) -> Tensor:
+    def _store_features(self, paths: RowsByNode) -> Tensor:
         """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
         feature_TD = inner_TD if self.options.inner else x_TD

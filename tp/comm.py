@@ -11,8 +11,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from model.llama import Product
 from tp.group import Group
-from tp.overlap import Product, gather, reduce
+from tp.overlap import gather, reduce
 from tp.shares import ranges
 
 TILE = 8  # minimum rows per member for which tiles pay, since each tile reads all weights

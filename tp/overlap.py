@@ -5,15 +5,15 @@ in length or be empty.
 """
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
+from model.llama import Product
 from tp.group import Group, Wait
 
 RowRanges = Sequence["tuple[int, int]"]
-Product = Callable[[Tensor], Tensor]
 
 
 def gather(group: Group, x_tD: Tensor, row_ranges: RowRanges, products: Sequence[Product]) -> list[Tensor]:

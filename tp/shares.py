@@ -1,7 +1,7 @@
 """Shares: the heads and columns of every layer that a member of a group holds, and the cuts of tensors to them.
 
 They know nothing about communication. Heads and columns need not divide evenly: a member may hold one head more than
-another, or none. A range [a, b) of heads, columns or elements is a `Span`.
+another, or none. A range [a, b) of heads, columns or elements is a `ElementRange`.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from model.weights.parts import HEAD
 
 PRODUCT_NAME = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm per head
 BLOCK_COLUMNS = 64  # columns per block of a cut, if there are many, for kernels and quantized weights
-Span = Tuple[int, int]
-Heads = Tuple[Span, Tuple[int, ...]]  # query heads of one member, and their key/value heads
+ElementRange = Tuple[int, int]
+Heads = Tuple[ElementRange, Tuple[int, ...]]  # query heads of one member, and their key/value heads
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Share:
     length.
     """
 
-    heads: Span  # query heads
+    heads: ElementRange  # query heads
     kv: tuple[int, ...]
-    columns: Span  # of the MLP
+    columns: ElementRange  # of the MLP
     biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP: one member adds each
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
@@ -79,7 +79,7 @@ class Cut:
     """A cut through one dimension of a tensor: the concatenated `spans`; None means the whole tensor."""
 
     dim: int
-    spans: tuple[Span, ...] | None = None
+    spans: tuple[ElementRange, ...] | None = None
 
     def shape(self, whole_shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a tensor of shape `whole_shape` after the cut."""
@@ -105,17 +105,17 @@ class Cut:
             piece_start += length
 
 
-def _span_length(span: Span) -> int:
+def _span_length(span: ElementRange) -> int:
     start, end = span
     return end - start
 
 
-def _scaled(span: Span, unit: int) -> Span:
+def _scaled(span: ElementRange, unit: int) -> ElementRange:
     start, end = span
     return start * unit, end * unit
 
 
-def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
+def ranges(count: int, speeds: Sequence[float]) -> list[ElementRange]:
     """Divide [0, `count`) into consecutive spans, whose lengths are proportional to `speeds` to within one."""
     total_speed, speed_so_far = sum(speeds), 0.0
     bounds = [0]
@@ -140,7 +140,7 @@ def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
     return member_shares
 
 
-def _bias_member(spans: Sequence[Span]) -> int:
+def _bias_member(spans: Sequence[ElementRange]) -> int:
     """Return the member that adds the bias: the first one with a non-empty span."""
     return next(member for member, span in enumerate(spans) if _span_length(span))
 
@@ -165,7 +165,7 @@ def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
     return min(map(split, units), key=slowest_time)
 
 
-def _kv_heads(span: Span, heads_per_kv: int) -> tuple[int, ...]:
+def _kv_heads(span: ElementRange, heads_per_kv: int) -> tuple[int, ...]:
     """Return the key/value heads of a span of query heads, one per run of equal length; `heads_per_kv` share one."""
     kv_of_heads = [head // heads_per_kv for head in range(*span)]
     run_lengths = Counter(kv_of_heads).values()
@@ -173,7 +173,7 @@ def _kv_heads(span: Span, heads_per_kv: int) -> tuple[int, ...]:
     return tuple(kv_of_heads[::common_length]) if common_length else ()
 
 
-def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
+def _split_columns(count: int, speeds: Sequence[float]) -> list[ElementRange]:
     """Return the MLP columns of every member, in blocks of `BLOCK_COLUMNS` if each member gets several blocks."""
     has_many = count >= 8 * BLOCK_COLUMNS * len(speeds)
     unit = BLOCK_COLUMNS if has_many else 1

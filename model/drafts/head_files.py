@@ -21,7 +21,7 @@ from model.drafts.network import LMHead, TreeDraft
 from model.drafts.partial import PartialDraft
 from model.llama import LlamaConfig, fill
 from model.weights.checkpoint import Checkpoint, form_of
-from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
+from model.weights.parts import BUFFER, TensorShape, check_shapes, read_sizes
 from model.weights.quant_layers import StoredEmbedding
 from model.weights.unfold import AHEAD
 
@@ -103,7 +103,7 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     return head
 
 
-def _fit_block(source: Checkpoint, shapes: Mapping[str, Shape], sizes: LlamaConfig) -> Head:
+def _fit_block(source: Checkpoint, shapes: Mapping[str, TensorShape], sizes: LlamaConfig) -> Head:
     """Create the head of a file that guesses blocks, without its weights."""
     form = read_block(source.config)
     head = DSparkHead(sizes, form, "lm_head.weight" in shapes) if form.markov_rank else DFlashHead(sizes, form)
@@ -112,7 +112,7 @@ def _fit_block(source: Checkpoint, shapes: Mapping[str, Shape], sizes: LlamaConf
 
 
 def _fit_third(
-        source: Checkpoint, shapes: Mapping[str, Shape], sizes: LlamaConfig, target: LlamaConfig) -> Eagle3Head:
+        source: Checkpoint, shapes: Mapping[str, TensorShape], sizes: LlamaConfig, target: LlamaConfig) -> Eagle3Head:
     """Create the EAGLE-3 head of a file without its weights."""
     dialect = read_dialect(source.config, target.layers)
     if not dialect.inner:
@@ -174,7 +174,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
 def _check_names(source: Checkpoint, head: Head, may_lack: set[str]) -> None:
     """Raise ValueError if a file does not have exactly the head's tensors; those in `may_lack` may be missing."""
     file_names = own_names(source)
-    shapes: dict[str, Shape] = {name: tuple(weight.shape) for name, weight in head.named_parameters()}
+    shapes: dict[str, TensorShape] = {name: tuple(weight.shape) for name, weight in head.named_parameters()}
     if isinstance(head, Eagle3Head):
         map_sizes = head.lm_head.out_features, head.config.vocab
         shapes.update(zip(MAPS, ((size,) for size in map_sizes)))

@@ -33,7 +33,7 @@ HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the dr
 BYTES_AT_ONCE = 1 << 24  # that are hashed
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of plain weights
 QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
-Shape = Tuple[int, ...]
+TensorShape = Tuple[int, ...]
 
 FILE_ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # in a manifest
 LAYERS = list_of(integer(0, 1 << 16), max_length=1024)
@@ -147,9 +147,9 @@ def check_model(source: Checkpoint) -> None:
         check_type(source, name)
 
 
-def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, TensorShape]]:
     """Yield the names and shapes of a model's tensors, lazily, since a config may claim any number of layers."""
-    layer_shapes: dict[str, Shape] = {}
+    layer_shapes: dict[str, TensorShape] = {}
     for name, parameter in Slice(replace(sizes, layers=1), 0, 1).named_parameters():
         shape = tuple(parameter.shape)
         if name.startswith("layers.0."):
@@ -163,7 +163,7 @@ def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in layer_shapes.items())
 
 
-def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, Shape]],
+def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, TensorShape]],
                  remedy: str) -> None:
     """Raise ValueError if tensors differ from the expected ones; `names` maps expected names to those of the file."""
     unchecked_names = dict(names)
