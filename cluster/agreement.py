@@ -20,7 +20,7 @@ from config.cli import CommandKeys, flat
 from config.cli import parse as parse_keys
 from config.drafts import BEST_DRAFT
 from config.files import fits
-from config.keys import written
+from config.keys import LOCAL, SHARED, facts_by_name, keys_with, written
 from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.fields import integer
@@ -28,20 +28,10 @@ from config.schema.untrusted import one_line
 
 # These rooms decide what a rank computes.
 CODE_ROOMS = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch", "eval")
-# Keys that belong to one board, or to rank 0, which gets the requests. All others must agree, including new ones.
-LOCAL_KEYS = frozenset({
-    "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
-    "data", "output", "results", "hosts",  # … and files
-    "prompt", "prompt_ids", "question_file", "template",  # the requests, which only rank 0 gets
-    "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait", "keys",  # how it reaches the rendezvous
-    "launch",  # the number of an evaluation's start, by the files of rank 0
-})
 MIXED_BOARDS_ADVICE = {  # advice for boards that differ in what they have, after the general one
     "dtype": ", and dtype= too where some have CUDA and others do not",
     "kernel": ", and kernel=torch where one has no C compiler",
 }
-NOT_ADOPTED_KEYS = frozenset({"trace", "profile", "answers"})  # further keys that a worker keeps: they may name files
 MAX_ENTRY_BYTES = 1 << 20
 MAX_RANKS = 1 << 10  # of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below this
@@ -197,7 +187,8 @@ def code_version(root: Path = ROOT) -> str:
 
 def settings(keys: RunConfig | CommandKeys, **resolved_values: str) -> dict[str, str]:
     """Return the keys that must agree, as typed; some may have been resolved to other values on this board."""
-    typed_values = {name: value for name, value in flat(keys).items() if name not in LOCAL_KEYS}
+    local_names = keys_with(RunConfig, "scope", LOCAL) | keys_with(type(keys), "scope", LOCAL)
+    typed_values = {name: value for name, value in flat(keys).items() if name not in local_names}
     if typed_values["draft"] in ("suffix", BEST_DRAFT):
         # a default may depend on the head, and only rank 0 knows whether there is one
         typed_values["draft"] = RunConfig.draft
@@ -211,16 +202,16 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 
     Only keys of a run are taken, and none that names a file.
     """
-    kept_names = LOCAL_KEYS | NOT_ADOPTED_KEYS
-    defaults = vars(RunConfig())
+    adopted_names = [name for name, facts in facts_by_name(RunConfig).items()
+                     if facts.scope == SHARED and not facts.names_file]
     key_words = []
-    for name in sorted(defaults.keys() & root_settings.keys() - kept_names):
+    for name in sorted(root_settings.keys() & set(adopted_names)):
         value = root_settings[name]
-        if value == "none" and defaults[name] == "":
+        if value == "none" and getattr(RunConfig, name) == "":
             value = ""  # as `settings` writes an empty text
         key_words.append(f"{name}={value}")
 
-    kept_values = {name: value for name, value in vars(worker).items() if name in kept_names}
+    kept_values = {name: value for name, value in vars(worker).items() if name not in adopted_names}
     return replace(parse_keys(key_words), **kept_values)
 
 

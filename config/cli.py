@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeV
 
 from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
-from config.keys import HELP, Checked, Option, key, key_lines, nearest, opened, options, parsed
+from config.keys import HELP, BoardKeys, Option, facts_by_name, key_lines, nearest, opened, options, parsed, shared_key
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.profiles import is_file
-from config.run_config import RunConfig, is_template_file
+from config.run_config import QUESTION_KEYS, RunConfig
 from config.schema.untrusted import read_json
 from config.values import listed
 
@@ -24,17 +23,6 @@ Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
 RUN_PIPE = "bash run_pipe.sh"
-RARE_GROUPS = ("The tree", "All trees", "Other options of the pipeline")  # of keys, listed by --help all
-PATH_KEYS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
-         "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
-QUESTION_KEYS = ("prompt", "prompt_ids", "question_file")
-TUNED_KEYS = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
-# A given key discards the preset's values of these keys, which belong to the value that it replaces.
-DISCARDED_KEYS = {
-    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED_KEYS),
-    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED_KEYS),
-    **dict.fromkeys(QUESTION_KEYS, QUESTION_KEYS),
-}
 # The keys that some commands have in place of a key of a run that they refuse.
 REPLACEMENT_KEYS = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
            "question_file": "sets"}
@@ -118,7 +106,7 @@ def first_without_folder(names: Sequence[str]) -> str:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class CommandKeys(Checked):
+class CommandKeys(BoardKeys):
     """Base class of the keys of a command, in addition to those of a run; `--help` prints `EXAMPLES`."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # this command's defaults of keys of a run, where they differ
@@ -169,7 +157,8 @@ class CommandKeys(Checked):
 class ComparedDrafts(CommandKeys):
     """The keys of a command that runs several drafts one after the other."""
 
-    drafts: str = key("", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft",
+    drafts: str = shared_key(
+        "", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft",
         heading="What is compared (commas between)")
 
     @property
@@ -295,15 +284,11 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: write one preset, before all keys")
 
-    values = parsed(words, keys, PATH_KEYS)
+    values = parsed(words, keys)
     values.update(_draft_folders(values))
     if "ssm" in values:
         folders = map(absolute, listed(values["ssm"]))
         values["ssm"] = ",".join(folders) or values["ssm"]
-    for name, is_path in (("profile", is_file), ("template", is_template_file)):
-        if is_path(values.get(name, "")):
-            values[name] = absolute(values[name])
-
     for name in QUESTION_KEYS:
         if name in values and not values[name].strip():
             raise ValueError(f"{name} is empty: write the question after {name}=")
@@ -330,12 +315,11 @@ def _preset_values(preset: RunConfig, typed_values: Values) -> dict[str, Any]:
     """Return the values that a preset sets, without those that the typed keys discard."""
     if typed_values.get("models"):
         preset = under(preset, typed_values["models"])
-    discarded_keys = {other for key in typed_values for other in DISCARDED_KEYS.get(key, ())}
-    if typed_values.get("profile", "none") != "none":
-        discarded_keys.update(TUNED_KEYS)  # they suit this machine, not an emulated one
-
+    discarding_keys = [key for key, value in typed_values.items() if value != "none"]  # profile=none discards nothing
     preset_values, default_values = vars(preset), vars(RunConfig())
-    kept_keys = preset_values.keys() - discarded_keys
+
+    kept_keys = [key for key, facts in facts_by_name(RunConfig).items()
+                 if not set(facts.discarded_by).intersection(discarding_keys)]
     return {key: preset_values[key] for key in kept_keys if preset_values[key] != default_values[key]}
 
 
@@ -357,7 +341,7 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
 
     refused_names = getattr(kind, "UNSUPPORTED", ())
     all_keys = [option for option in all_options(kind) if option.name not in refused_names]
-    shown_keys = [option for option in all_keys if shows_all or not option.group.startswith(RARE_GROUPS)]
+    shown_keys = [option for option in all_keys if shows_all or not option.is_rare]
     lines += ["", *key_lines(shown_keys)]
     num_left_out = len(all_keys) - len(shown_keys)
     if num_left_out:

@@ -1,7 +1,8 @@
 """Parse the words of a command, `[PRESET] key=value ...`, into a dataclass, and check its values.
 
 The dataclass defines the keys: a field is `name: TYPE = key(DEFAULT, MEANING, ALLOWED)`, where TYPE is int, float, bool
-or str. A mistake of the user raises a ValueError, with a sentence that names the fix.
+or str. Whatever else is true of the key stands there, too, as `KeyFacts`. A mistake of the user raises a ValueError,
+with a sentence that names the fix.
 """
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import os
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, Callable, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
 from config.dialect import as_keys, is_question
@@ -20,6 +21,7 @@ from config.values import Allowed, TextForm, integer, number
 Config = TypeVar("Config")
 MIN_SIMILARITY = 0.5  # difflib ratio from which a name is suggested
 TYPE_NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+LOCAL, SHARED = "local", "shared"  # scopes of a key, see `KeyFacts`
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
 PRESET_ENDING = ".json"  # of a file in place of a preset
@@ -69,34 +71,68 @@ def with_defaults(argv: Sequence[str], defaults: Mapping[str, str], preset: str 
 
 # --- a dataclass ------------------------------------------------------------------------------------------------------
 
-def key(default: Config, about: str, allowed: Allowed | None = None, heading: str = "") -> Config:
-    """Return a field of a dataclass for one key: its default, its meaning, and its allowed values (None: any).
+class KeyFacts(NamedTuple):
+    """All that is true of one key besides its type and its default."""
 
-    A `heading` begins a new group of keys in `--help`.
-    """
-    return field(default=default, metadata={"about": about, "allowed": allowed, "heading": heading})
+    about: str  # its meaning, for `--help`
+    allowed: Allowed | None = None  # its values; None: all of its type
+    heading: str = ""  # begins a new group of keys in `--help`
+    is_rare: bool = False  # of a key with a heading: only `--help all` lists its group
+    # LOCAL: of one board, or of rank 0, which gets the requests. SHARED: all boards must agree, and a worker takes the
+    # value of rank 0 unless the key names a file. Empty: of a command that runs on one machine.
+    scope: str = ""
+    per_answer: bool = False  # each answer of a running pipeline may have another value
+    names_file: bool | Callable[[str], bool] = False  # which values are paths of files or folders, to be made absolute
+    is_output: bool = False  # it names a file that the command writes
+    discarded_by: Sequence[str] = ()  # typed keys that discard a preset's value of this key, which belongs to theirs
+    divides_model: bool = False  # it says how a model is divided, so that one machine has stages, too
+    sizes_tree: bool = False  # of trees that `streaming` does not draft: a command that gives it runs `continuous`
+    emulates: bool = False  # only an emulated cluster may have another value than the default
+
+
+def key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+    """Return a field of a dataclass for one key: its default, and the `KeyFacts` about it."""
+    return field(default=default, metadata={"facts": KeyFacts(about, allowed, **facts)})
+
+
+def local_key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+    """Return a key in which boards may differ."""
+    return key(default, about, allowed, scope=LOCAL, **facts)
+
+
+def shared_key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+    """Return a key in which all boards must agree."""
+    return key(default, about, allowed, scope=SHARED, **facts)
+
+
+def facts_by_name(config_class: type) -> dict[str, KeyFacts]:
+    """Return the facts of each key of the dataclass."""
+    return {key_field.name: key_field.metadata["facts"] for key_field in fields(config_class) if key_field.metadata}
+
+
+def keys_with(config_class: type, fact: str, value: Any = True) -> frozenset[str]:
+    """Return the names of the keys of the dataclass that have this value of a fact of `KeyFacts`."""
+    return frozenset(name for name, facts in facts_by_name(config_class).items() if getattr(facts, fact) == value)
 
 
 class Option(NamedTuple):
-    """One key with its entry in `--help`; `type_name` is int, float, bool or str."""
+    """One key of a command; `type_name` is int, float, bool or str."""
 
     name: str
     type_name: str
     default: Any
-    group: str
-    about: str
+    group: str  # its heading in `--help`
+    is_rare: bool  # whether only `--help all` lists the group
+    facts: KeyFacts
 
 
 def read_keys(argv: Sequence[str], config_class: type[Config], command: str) -> Config:
-    """Create a dataclass from the typed words, or print its help and end.
-
-    The paths of its `PATHS` are relative to this folder.
-    """
+    """Create a dataclass from the typed words, or print its help and end."""
     if any(word in HELP for word in argv):
         print(help_of(config_class, command))
         raise SystemExit(0)
     keys_by_name = {option.name: option for option in options(config_class)}
-    return config_class(**parsed(argv, keys_by_name, getattr(config_class, "PATHS", ())))
+    return config_class(**parsed(argv, keys_by_name))
 
 
 def help_of(config_class: type, command: str) -> str:
@@ -115,40 +151,42 @@ def key_lines(keys: Iterable[Option]) -> list[str]:
         if option.group != last_group:
             last_group = option.group
             help_lines += ["", f"{option.group}:"]
-        help_lines.append(f"  {option.name + '=' + written(option.default):<29} {option.about}")
+        help_lines.append(f"  {option.name + '=' + written(option.default):<29} {option.facts.about}")
 
     return help_lines
 
 
 def options(config_class: type) -> Iterator[Option]:
-    """Yield every key of the dataclass with its group and meaning; those of subclasses come first."""
-    key_fields = {key_field.name: key_field for key_field in fields(config_class) if "about" in key_field.metadata}
+    """Yield every key of the dataclass with its group and facts; those of subclasses come first."""
+    key_fields = {key_field.name: key_field for key_field in fields(config_class) if key_field.metadata}
 
     for base_class in config_class.__mro__:
-        group = ""
+        group, is_rare = "", False
         for key_name in vars(base_class).get("__annotations__", ()):
             if key_name in key_fields:
                 key_field = key_fields.pop(key_name)
-                group = key_field.metadata["heading"] or group
-                yield Option(key_name, str(key_field.type), key_field.default, group, key_field.metadata["about"])
+                facts = key_field.metadata["facts"]
+                if facts.heading:
+                    group, is_rare = facts.heading, facts.is_rare
+                yield Option(key_name, str(key_field.type), key_field.default, group, is_rare, facts)
 
 
 def allowed_values(config_class: type) -> dict[str, Allowed]:
     """Return the allowed values of each key of the dataclass that does not take all values."""
-    by_name = {key_field.name: key_field.metadata.get("allowed") for key_field in fields(config_class)}
-    return {key_name: allowed for key_name, allowed in by_name.items() if allowed is not None}
+    return {name: facts.allowed for name, facts in facts_by_name(config_class).items() if facts.allowed is not None}
 
 
-def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option],
-           path_keys: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of the typed keys in the types of the keys; those in `path_keys` become absolute."""
+def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the values of the typed keys in the types of the keys; paths, from this folder, become absolute."""
     key_values: dict[str, Any] = {}
     for word in words:
         key_name, raw_value = _pair(word, keys_by_name)
         if key_name in key_values:
             raise ValueError(f"{key_name} is given twice: leave one of them out")
-        value = _read(keys_by_name[key_name], raw_value)
-        key_values[key_name] = files.absolute(value) if key_name in path_keys and value else value
+
+        value, names_file = _read(keys_by_name[key_name], raw_value), keys_by_name[key_name].facts.names_file
+        is_path = value and (names_file(value) if callable(names_file) else names_file)
+        key_values[key_name] = files.absolute(value) if is_path else value
     return key_values
 
 
@@ -206,25 +244,12 @@ def written(value: Any) -> str:
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
-def unwritable(values: Any, file_keys: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each output file that cannot be written; `file_keys` are the keys of these files."""
-    for key_name in file_keys:
-        path = getattr(values, key_name)
-        try:
-            if path:
-                files.check_output(path, f"choose another {key_name}=")
-        except ValueError as error:
-            yield str(error)
-
-
 @dataclass(frozen=True)
 class Checked:
     """Base class of checked keys: raises ValueError, on creation, with the first of its `problems`."""
 
-    WRITES: ClassVar[Sequence[str]] = ()  # keys of output files, which are checked last
-
     def __post_init__(self) -> None:
-        problem = next(chain(self.problems(), unwritable(self, self.WRITES)), "")
+        problem = next(chain(self.problems(), self._unwritable_files()), "")
         if problem:
             raise ValueError(problem)
 
@@ -235,3 +260,23 @@ class Checked:
             is_given = value != "" or not isinstance(allowed, TextForm)
             if is_given and not allowed.holds(value):
                 yield allowed.refusal(key_name, value)
+
+    def _unwritable_files(self) -> Iterator[str]:
+        """Yield a sentence for each output file that cannot be written; they are checked last."""
+        for key_name in sorted(keys_with(type(self), "is_output")):
+            path = getattr(self, key_name)
+            try:
+                if path:
+                    files.check_output(path, f"choose another {key_name}=")
+            except ValueError as error:
+                yield str(error)
+
+
+@dataclass(frozen=True)
+class BoardKeys(Checked):
+    """Base class of the keys of commands that run on several boards: each of these keys has a scope."""
+
+    def __init_subclass__(cls) -> None:
+        for name, value in vars(cls).items():
+            if getattr(value, "metadata", {}) and not value.metadata["facts"].scope:
+                raise TypeError(f"{cls.__name__}.{name} has no scope: declare it with shared_key or local_key")

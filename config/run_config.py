@@ -12,7 +12,7 @@ from typing import ClassVar, Iterator
 
 from config import forms
 from config.drafts import DRAFTS, MODEL_KEY, reads
-from config.keys import Checked, key
+from config.keys import BoardKeys, keys_with, local_key, shared_key
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
 from config.trees import FIXED_POLICIES, MAX_GUESSES, MIN_SCORE, NO_BOUND, Growth, TreeConfig, by_policy, wrong_widths
@@ -28,8 +28,9 @@ SPEED = Range(0.001, 1000)  # of a rank, relative to those that share its layers
 NUMBER_TYPES = Choices(("auto", "float64", "float32", "float16", "bfloat16"))
 QUANTIZATIONS = ("none", "int8", "int4", "nf4", "fp4")  # of the layers' weights
 
-# Keys that change an emulated cluster, and their neutral values, the only ones allowed in other runs.
-EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
+MODEL_FOLDERS = ("model_dir", "base_dir")  # either names another model than a preset's
+TUNED_TO = (*MODEL_FOLDERS, "profile")  # what a preset is tuned to: its model, in the time of this machine
+QUESTION_KEYS = ("prompt", "prompt_ids", "question_file")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # applied before temperature
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # keys that change the distribution of a token
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
@@ -50,137 +51,176 @@ TEMPLATES = Choices(("auto", "vicuna", "llama-2", "own", "none"), is_template_fi
 
 
 @dataclass(frozen=True)
-class RunConfig(Checked):
+class RunConfig(BoardKeys):
     """The options of one run. Paths are relative to the working directory of the command; empty means "not given"."""
 
     COMPARES: ClassVar[bool] = False  # as in `CommandKeys`
 
-    pipeline_type: str = key("continuous", "the method, as serial; streaming on boards and clusters; auto: by a plan",
+    pipeline_type: str = shared_key(
+        "continuous", "the method, as serial; streaming on boards and clusters; auto: by a plan",
         Choices((*METHODS, "auto")), heading="Method and models")
-    model: str = key("", "a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file")
-    model_dir: str = key("", "folder of a split model; empty: base_dir, split at the first start")
-    base_dir: str = key("", "folder of the whole model in Hugging Face form")
-    eagle_dir: str = key("", "folder of the EAGLE draft head of that model")
-    draft: str = key("eagle", "the head: eagle, dflash, dspark, spd; model, ssm, suffix (copies); eagle+suffix; none",
-        Choices(DRAFTS))
-    draft_dir: str = key("", "folder of a small whole model, for drafts with model; best with the target's vocabulary")
-    ssm: str = key("", "folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft")
-    answers: str = key("", "file of prompts and answers, from which suffix also copies in later runs; empty: none")
-    models: str = key("", "folder of the presets' models, named as at Hugging Face; empty: models/ next to config/")
-    tp: str = key("0", "ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)",
-        forms.TENSOR_SHARES)
-    stages: str = key("", "layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split",
-        forms.STAGES)
-    replicas: str = key("0", "copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks",
-        forms.REPLICAS)
+    model: str = shared_key("", "a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file")
+    model_dir: str = local_key("", "folder of a split model; empty: base_dir, split at the first start",
+        names_file=True, discarded_by=MODEL_FOLDERS, divides_model=True)
+    base_dir: str = local_key("", "folder of the whole model in Hugging Face form",
+        names_file=True, discarded_by=MODEL_FOLDERS)
+    eagle_dir: str = local_key("", "folder of the EAGLE draft head of that model",
+        names_file=True, discarded_by=MODEL_FOLDERS)
+    draft: str = shared_key(
+        "eagle", "the head: eagle, dflash, dspark, spd; model, ssm, suffix (copies); eagle+suffix; none",
+        Choices(DRAFTS), discarded_by=MODEL_FOLDERS)
+    draft_dir: str = local_key(
+        "", "folder of a small whole model, for drafts with model; best with the target's vocabulary",
+        names_file=True)
+    ssm: str = local_key("", "folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft",
+        discarded_by=MODEL_FOLDERS)
+    answers: str = local_key(
+        "", "file of prompts and answers, from which suffix also copies in later runs; empty: none",
+        names_file=True)
+    models: str = local_key(
+        "", "folder of the presets' models, named as at Hugging Face; empty: models/ next to config/",
+        names_file=True)
+    tp: str = shared_key("0", "ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)",
+        forms.TENSOR_SHARES, divides_model=True)
+    stages: str = shared_key(
+        "", "layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split",
+        forms.STAGES, discarded_by=MODEL_FOLDERS, divides_model=True)
+    replicas: str = shared_key(
+        "0", "copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks",
+        forms.REPLICAS, divides_model=True)
 
-    prompt: str = key("", "the question; -: standard input, where a terminal gives a conversation",
-        heading="The questions (one of the first three)")
-    prompt_ids: str = key("", "token ids with commas between, for models without a tokenizer", forms.TOKEN_IDS)
-    question_file: str = key("", "questions in the format of MT-bench, one JSON object per line")
-    questions: str = key("", "how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all",
+    prompt: str = local_key("", "the question; -: standard input, where a terminal gives a conversation",
+        discarded_by=QUESTION_KEYS, heading="The questions (one of the first three)")
+    prompt_ids: str = local_key("", "token ids with commas between, for models without a tokenizer",
+        forms.TOKEN_IDS, discarded_by=QUESTION_KEYS)
+    question_file: str = local_key("", "questions in the format of MT-bench, one JSON object per line",
+        names_file=True, discarded_by=QUESTION_KEYS)
+    questions: str = shared_key(
+        "", "how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all",
         forms.QUESTION_RANGE)
-    template: str = key("auto", "chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none",
-        TEMPLATES)
+    template: str = local_key("auto", "chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none",
+        TEMPLATES, names_file=is_template_file, per_answer=True)
 
-    temperature: float = key(0.0, "0: always the likeliest token; above: sampled",
-        TEMPERATURE, heading="How the answer is chosen, and when it ends")
-    top_p: float = key(1.0, "sample from the likeliest tokens with this total probability; 1: from all",
-        Range(0.000001, 1))
-    top_k: int = key(0, "sample from this many likeliest tokens; 0: from all", Range(1, COUNT, {0: "all tokens"}))
-    min_p: float = key(0.0, "sample from tokens with at least this share of the highest probability; 0: from all",
-        Range(0, 1))
-    repetition_penalty: float = key(1.0, "divides logits of tokens that occur in prompt or answer; 1: off",
-        Range(0.001, 1000))
-    presence_penalty: float = key(0.0, "subtracted from logits of tokens that occur in the answer", PENALTY)
-    frequency_penalty: float = key(0.0, "the same, for each occurrence of the token in the answer", PENALTY)
-    logit_bias: str = key("", "token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none",
-        forms.LOGIT_BIAS)
-    seed: int = key(0, "of the noise; with the same seed every method writes the same text", SEED)
-    verify: str = key("match", "rule for guesses: match, naive, mss (SpecInfer), eagle1; typical (Medusa) is lossy",
-        Choices(("match", "naive", "mss", "eagle1", *LOSSY)))
-    max_new_tokens: int = key(256, "tokens, at most", Range(1, COUNT))
-    ignore_eos: bool = key(False, "continue after the end token (to measure speed)")
-    stop: str = key("", "text that ends the answer; empty: none")
+    temperature: float = shared_key(0.0, "0: always the likeliest token; above: sampled",
+        TEMPERATURE, per_answer=True, heading="How the answer is chosen, and when it ends")
+    top_p: float = shared_key(1.0, "sample from the likeliest tokens with this total probability; 1: from all",
+        Range(0.000001, 1), per_answer=True)
+    top_k: int = shared_key(0, "sample from this many likeliest tokens; 0: from all",
+        Range(1, COUNT, {0: "all tokens"}), per_answer=True)
+    min_p: float = shared_key(
+        0.0, "sample from tokens with at least this share of the highest probability; 0: from all",
+        Range(0, 1), per_answer=True)
+    repetition_penalty: float = shared_key(1.0, "divides logits of tokens that occur in prompt or answer; 1: off",
+        Range(0.001, 1000), per_answer=True)
+    presence_penalty: float = shared_key(0.0, "subtracted from logits of tokens that occur in the answer",
+        PENALTY, per_answer=True)
+    frequency_penalty: float = shared_key(0.0, "the same, for each occurrence of the token in the answer",
+        PENALTY, per_answer=True)
+    logit_bias: str = shared_key("", "token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none",
+        forms.LOGIT_BIAS, per_answer=True)
+    seed: int = shared_key(0, "of the noise; with the same seed every method writes the same text",
+        SEED, per_answer=True)
+    verify: str = shared_key(
+        "match", "rule for guesses: match, naive, mss (SpecInfer), eagle1; typical (Medusa) is lossy",
+        Choices(("match", "naive", "mss", "eagle1", *LOSSY)), per_answer=True)
+    max_new_tokens: int = shared_key(256, "tokens, at most", Range(1, COUNT), per_answer=True)
+    ignore_eos: bool = shared_key(False, "continue after the end token (to measure speed)", per_answer=True)
+    stop: str = shared_key("", "text that ends the answer; empty: none")
 
-    policy: str = key("auto", "eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own",
-        forms.POLICY, heading="The tree of methods that draft whole trees, of pearl, and of continuous after a miss")
-    expansion: str = key("1,1,3,1,1,1,1,1", "of specinfer, level by level: children of each guess of the level before")
-    init_total_token: int = key(80, "guesses in the tree", GUESSES)
-    init_depth: int = key(6, "levels after the first", LEVELS)
+    policy: str = shared_key(
+        "auto", "eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own",
+        forms.POLICY, sizes_tree=True, is_rare=True,
+        heading="The tree of methods that draft whole trees, of pearl, and of continuous after a miss")
+    expansion: str = shared_key(
+        "1,1,3,1,1,1,1,1", "of specinfer, level by level: children of each guess of the level before",
+        sizes_tree=True)
+    init_total_token: int = shared_key(80, "guesses in the tree", GUESSES, sizes_tree=True)
+    init_depth: int = shared_key(6, "levels after the first", LEVELS, sizes_tree=True)
 
-    expand_total_token: int = key(64, "guesses in the tree", GUESSES,
-        heading="The tree that continuous grows after a hit, from new features")
-    expand_depth: int = key(6, "levels after the first", LEVELS)
+    expand_total_token: int = shared_key(64, "guesses in the tree",
+        GUESSES, sizes_tree=True, is_rare=True, heading="The tree that continuous grows after a hit, from new features")
+    expand_depth: int = shared_key(6, "levels after the first", LEVELS, discarded_by=TUNED_TO, sizes_tree=True)
 
-    width: int = key(10, "children of a guess, and guesses of a level that get children", GUESSES,
-        heading="All trees and their segments")
-    subseq_token: int = key(0, "rows per segment, at most; 0: as measured at the start; -1: no bound",
+    width: int = shared_key(10, "children of a guess, and guesses of a level that get children",
+        GUESSES, is_rare=True, heading="All trees and their segments")
+    subseq_token: int = shared_key(0, "rows per segment, at most; 0: as measured at the start; -1: no bound",
         Range(1, 65536, {0: "the number that is measured to be best", -1: "no bound"}))
-    ablate: str = key("", "features to switch off: expand, none_expand, score_order, prune, thrift, forced")
+    ablate: str = shared_key("", "features to switch off: expand, none_expand, score_order, prune, thrift, forced",
+        discarded_by=TUNED_TO)
 
-    init_topk_pipedec: int = key(16, "guesses in a layer of pipedec", GUESSES, heading="Other options of the pipeline")
-    lookahead: str = key(
+    init_topk_pipedec: int = shared_key(16, "guesses in a layer of pipedec",
+        GUESSES, is_rare=True, heading="Other options of the pipeline")
+    lookahead: str = shared_key(
         "auto", "guesses that pipeinfer or dsi sends at once; auto: 4, for dsi as few as keep all busy",
-        forms.LOOKAHEAD)
-    min_probability: float = key(
+        forms.LOOKAHEAD, divides_model=True)
+    min_probability: float = shared_key(
         0.0, "least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))",
-        Range(0.000000001, 0.999, {0: "all guesses"}))
-    prefill_chunk: int = key(64, "rows of the prompt per segment, at most", GUESSES)
+        Range(0.000000001, 0.999, {0: "all guesses"}), discarded_by=TUNED_TO)
+    prefill_chunk: int = shared_key(64, "rows of the prompt per segment, at most", GUESSES)
 
-    device: str = key("auto", "auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any",
+    device: str = local_key("auto", "auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any",
         forms.DEVICE, heading="The machine")
-    dtype: str = key("auto", "float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA",
+    dtype: str = shared_key("auto", "float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA",
         NUMBER_TYPES)
-    quant: str = key("auto", "weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split",
+    quant: str = shared_key("auto", "weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split",
         Choices(("auto", *QUANTIZATIONS)))
-    quant_draft: bool = key(False, "quantize the draft's layers in the same way")
-    quant_head: str = key("auto", "weights of the LM head: auto (as a GGUF file has them), none, int8 or int4",
+    quant_draft: bool = shared_key(False, "quantize the draft's layers in the same way")
+    quant_head: str = shared_key("auto", "weights of the LM head: auto (as a GGUF file has them), none, int8 or int4",
         Choices(("auto", "none", "int8", "int4")))
-    quant_kv: str = key("none", "keys and values of the text: none, or int8 with a scale for each head and token",
+    quant_kv: str = shared_key(
+        "none", "keys and values of the text: none, or int8 with a scale for each head and token",
         Choices(("none", "int8")))
-    kernel: str = key("auto", "of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here",
+    kernel: str = shared_key(
+        "auto", "of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here",
         Choices(("auto", "native", "torch")))
-    max_length: int = key(2048, "tokens of prompt and answer together", Range(2, COUNT))
-    max_requests: int = key(1, "requests answered at once; each needs a KV cache of max_length tokens in every rank",
+    max_length: int = shared_key(2048, "tokens of prompt and answer together", Range(2, COUNT))
+    max_requests: int = shared_key(
+        1, "requests answered at once; each needs a KV cache of max_length tokens in every rank",
         REQUESTS_AT_ONCE)
-    reuse: bool = key(False, "skip the beginning that a prompt shares with a text that the ranks hold")
-    threads_per_rank: int = key(0, "threads for arithmetic in each rank; 0: the cores are divided among the ranks",
+    reuse: bool = shared_key(False, "skip the beginning that a prompt shares with a text that the ranks hold")
+    threads_per_rank: int = local_key(
+        0, "threads for arithmetic in each rank; 0: the cores are divided among the ranks",
         Range(1, 1024, {0: "a share of the cores"}))
-    timeout: float = key(10.0, "seconds after which a silent rank counts as dead", forms.WAITING_SECONDS)
-    link: str = key("sockets", "between ranks: sockets; torch (torch.distributed: gloo, nccl); threads, in one process",
+    timeout: float = shared_key(10.0, "seconds after which a silent rank counts as dead", forms.WAITING_SECONDS)
+    link: str = shared_key(
+        "sockets", "between ranks: sockets; torch (torch.distributed: gloo, nccl); threads, in one process",
         Choices(("sockets", "torch", "threads")))
-    recover: str = key("60", "seconds for a lost rank to be restarted and come back; false: end all ranks with it",
+    recover: str = shared_key(
+        "60", "seconds for a lost rank to be restarted and come back; false: end all ranks with it",
         forms.RECOVER)
-    master: str = key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
+    master: str = local_key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
         forms.MASTER)
-    hosts: str = key("", "file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here")
-    keys: str = key("", "folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists")
-    wait: float = key(300.0, "seconds to wait until the ranks of several hosts have started, in any order",
+    hosts: str = local_key(
+        "", "file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here",
+        names_file=True)
+    keys: str = local_key("", "folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists",
+        names_file=True)
+    wait: float = local_key(300.0, "seconds to wait until the ranks of several hosts have started, in any order",
         forms.WAITING_SECONDS)
 
-    profile: str = key("none", "none (no emulation), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json",
-        Choices(("none", *PROFILES), is_file),
+    profile: str = shared_key("none", "none (no emulation), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json",
+        Choices(("none", *PROFILES), is_file), names_file=is_file,
         heading="An emulated cluster: real processes, messages and tokens, in the time that other devices would need")
-    wires: str = key("", "Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's",
-        forms.WIRES)
-    time: str = key("real", "how its time passes: real (ranks sleep until a step is due) or virtual (only counted)",
-        Choices(("real", "virtual")))
-    slowdown: float = key(1.0, "factor of all modelled times; above 1 if this machine is too slow",
-        Range(0.001, 1_000_000))
+    wires: str = shared_key("", "Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's",
+        forms.WIRES, emulates=True)
+    time: str = shared_key(
+        "real", "how its time passes: real (ranks sleep until a step is due) or virtual (only counted)",
+        Choices(("real", "virtual")), emulates=True)
+    slowdown: float = shared_key(1.0, "factor of all modelled times; above 1 if this machine is too slow",
+        Range(0.001, 1_000_000), emulates=True)
 
-    trace: str = key("", "folder for a timeline of every rank; empty: none", heading="Output")
-    live: bool = key(False, "draw guesses and stages while the answer comes, then compare with plain decoding")
-    output: str = key("", "JSON file for the answers and their figures; empty: none")
-    debug: bool = key(False, "show the traceback of an error")
+    trace: str = shared_key("", "folder for a timeline of every rank; empty: none", names_file=True, heading="Output")
+    live: bool = shared_key(False, "draw guesses and stages while the answer comes, then compare with plain decoding")
+    output: str = local_key("", "JSON file for the answers and their figures; empty: none", names_file=True)
+    debug: bool = local_key(False, "show the traceback of an error")
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.pipeline_type == "auto":
             yield "pipeline_type=auto is only for a run or a server: name the method here"
 
-        for key_name, neutral_value in EMULATION.items():
-            if self.profile == "none" and getattr(self, key_name) != neutral_value:
+        for key_name in sorted(keys_with(RunConfig, "emulates")):
+            if self.profile == "none" and getattr(self, key_name) != getattr(RunConfig, key_name):
                 yield f"{key_name} only works with an emulated cluster: name one, as in profile=jetson-7b"
 
         token_ids = [entry.partition(":")[0] for entry in listed(self.logit_bias)]
@@ -388,7 +428,7 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     if c.link == "torch":
         yield from _problems_of_groups(c)
 
-    question_keys = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
+    question_keys = [name for name in QUESTION_KEYS if getattr(c, name)]
     if len(question_keys) > 1:
         yield f"{' and '.join(question_keys)} are both given: give only one of them"
     begin, end = c.question_range

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
 from config.cli import CommandKeys
-from config.keys import key
+from config.keys import shared_key
 from config.values import Range, listed
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
@@ -26,17 +26,20 @@ class ServeConfig(CommandKeys):
     COMPARES = False
     UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output", "live")
 
-    host: str = key("127.0.0.1", "address to listen on; one that other machines can reach needs api_key or open=true",
+    host: str = shared_key(
+        "127.0.0.1", "address to listen on; one that other machines can reach needs api_key or open=true",
         heading="The server")
-    port: int = key(8000, "port to listen on; 0: any free one", Range(1, 65535, {0: "any that is free"}))
-    api_key: str = key("", "key that clients must send as `Authorization: Bearer KEY`; default: $FLOWSPEC_API_KEY")
-    open: bool = key(False, "accept requests without api_key from every machine that reaches host")
-    cors: str = key("", "origins of pages that may send requests, as http://a.example,http://b.example; *: all")
-    model_name: str = key("", "the model's name in the API; empty: as the preset or the model's folder")
-    queue: int = key(64, "requests that may wait for a place; more are refused with HTTP status 429", Range(0, 100_000))
-    queue_seconds: float = key(300.0, "seconds that a request may wait for a place", Range(1, 86_400))
-    body_mb: float = key(4.0, "largest body of a request in megabytes", Range(0.001, 1024))
-    restart: bool = key(True, "restart the whole pipeline when a rank is lost")
+    port: int = shared_key(8000, "port to listen on; 0: any free one", Range(1, 65535, {0: "any that is free"}))
+    api_key: str = shared_key(
+        "", "key that clients must send as `Authorization: Bearer KEY`; default: $FLOWSPEC_API_KEY")
+    open: bool = shared_key(False, "accept requests without api_key from every machine that reaches host")
+    cors: str = shared_key("", "origins of pages that may send requests, as http://a.example,http://b.example; *: all")
+    model_name: str = shared_key("", "the model's name in the API; empty: as the preset or the model's folder")
+    queue: int = shared_key(
+        64, "requests that may wait for a place; more are refused with HTTP status 429", Range(0, 100_000))
+    queue_seconds: float = shared_key(300.0, "seconds that a request may wait for a place", Range(1, 86_400))
+    body_mb: float = shared_key(4.0, "largest body of a request in megabytes", Range(0.001, 1024))
+    restart: bool = shared_key(True, "restart the whole pipeline when a rank is lost")
 
     EXAMPLES = """\
   bash run_server.sh

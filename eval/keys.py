@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.cli import CommandKeys, ComparedDrafts
-from config.keys import check_name, key, opened, preset_of, raw_values, with_defaults
+from config.keys import check_name, local_key, opened, preset_of, raw_values, shared_key, with_defaults
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
@@ -70,8 +70,9 @@ class DataSetKeys(CommandKeys):
 
     LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must not be empty -> properties
 
-    sets: str = key(SETS, "the data sets; questions= applies to each", heading="Which questions are answered")
-    data: str = key("", "folder of SET/question.jsonl, SET.jsonl or SET.json, or a file; empty: the bundled")
+    sets: str = shared_key(SETS, "the data sets; questions= applies to each", heading="Which questions are answered")
+    data: str = local_key("", "folder of SET/question.jsonl, SET.jsonl or SET.json, or a file; empty: the bundled",
+        names_file=True)
 
     @property
     def folder(self) -> str:
@@ -132,15 +133,18 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
 
-    methods: str = key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
+    methods: str = shared_key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
         heading="What is compared (separated by commas)")
-    baseline_draft: str = key("", "the draft of the baseline naive, which also answers; empty: the first of drafts")
-    temperatures: str = key("0,1", "each question is answered at each of them")
-    repeats: int = key(1, "answers to each question; the seed grows by 1 each time", REPEATS)
-    concurrency: int = key(1, "questions that each method answers at once; above 1 the tally of ranks is off",
+    baseline_draft: str = shared_key(
+        "", "the draft of the baseline naive, which also answers; empty: the first of drafts")
+    temperatures: str = shared_key("0,1", "each question is answered at each of them")
+    repeats: int = shared_key(1, "answers to each question; the seed grows by 1 each time", REPEATS)
+    concurrency: int = shared_key(1, "questions that each method answers at once; above 1 the tally of ranks is off",
         REQUESTS_AT_ONCE)
-    results: str = key("results", "folder for answers, figures and tables; the same command continues what is in it")
-    launch: str = key("", "name of one start of the pipeline, in answers and tally; set by the command itself")
+    results: str = local_key(
+        "results", "folder for answers, figures and tables; the same command continues what is in it",
+        names_file=True)
+    launch: str = local_key("", "name of one start of the pipeline, in answers and tally; set by the command itself")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

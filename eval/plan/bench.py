@@ -36,7 +36,6 @@ LINE = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, 
 class GridConfig(Checked):
     """Plan for many random clusters with some questions, and evaluate with others, all in virtual time."""
 
-    PATHS = WRITES = ("output",)
 
     seed: int = key(0, "seed of the clusters", Range(0, 1 << 32), heading="Random clusters and plans for them")
     clusters: int = key(64, "number of clusters", Range(1, 10_000))
@@ -45,7 +44,7 @@ class GridConfig(Checked):
     questions: int = key(4, "recorded questions of each of the six bundled sets", QUESTIONS)
     judges: int = key(8, "other questions of each set for the evaluation", QUESTIONS)
     workers: int = key(2, "processes", Range(1, 256))
-    output: str = key("", "JSON file for the figures of every cluster; empty: none")
+    output: str = key("", "JSON file for the figures of every cluster; empty: none", names_file=True, is_output=True)
 
 
 def finalists(bench: Bench, num_layers: int) -> list[Trial]:

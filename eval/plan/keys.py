@@ -9,7 +9,7 @@ from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
 from config.drafts import DRAFTS, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
-from config.keys import key, with_defaults
+from config.keys import shared_key, with_defaults
 from config.methods import METHODS
 from config.run_config import RunConfig
 from config.values import NUMBER, Choices, Range, listed
@@ -28,36 +28,41 @@ class PlanConfig(DataSetKeys):
     DEFAULTS = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
     UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop", "live",
                    "ignore_eos", "answers", "time", "trace", "output")
-    WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
     EXAMPLES = """\
   python3 -m scripts.plan profile=jetson-7b
   python3 -m scripts.plan profile=boards.json memory=8 preset=out/ours.json
   python3 -m scripts.plan toy measure=true measured=here.json
   python3 -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
-    boards: int = key(0, "boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4",
+    boards: int = shared_key(0, "boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4",
         Range(1, 1024, {0: "the number of the cluster, or 4"}),
         heading="The cluster to plan for, from profile or from a measurement")
-    memory: str = key("", "GB of these boards, one for all or each (comma-separated); empty: from hosts or profile")
-    layer_gb: float = key(0.0, "GB of a layer's weights; 0: the figure of the profile",
+    memory: str = shared_key(
+        "", "GB of these boards, one for all or each (comma-separated); empty: from hosts or profile")
+    layer_gb: float = shared_key(0.0, "GB of a layer's weights; 0: the figure of the profile",
         Range(0.000001, 1000, {0: "the figure of the profile"}))
-    measure: bool = key(False, "measure the pipeline that these keys start, in place of a profile")
-    measured: str = key("", "JSON file for the measurement, read if it exists; empty: none")
+    measure: bool = shared_key(False, "measure the pipeline that these keys start, in place of a profile")
+    measured: str = shared_key("", "JSON file for the measurement, read if it exists; empty: none",
+        names_file=True, is_output=True)
 
-    splits: str = key("any", "any; first: over the first boards, which need no file of boards; given: as split",
+    splits: str = shared_key("any", "any; first: over the first boards, which need no file of boards; given: as split",
         Choices(("any", "first", "given")), heading="Possible choices (comma-separated)")
-    methods: str = key("", "methods; empty: all that have no planned=False in config/methods.py")
-    drafts: str = key("", "drafts, as for the key draft; empty: all that are available")
+    methods: str = shared_key("", "methods; empty: all that have no planned=False in config/methods.py")
+    drafts: str = shared_key("", "drafts, as for the key draft; empty: all that are available")
 
-    traces: str = key("", "JSON file for the record of texts and guesses, read if it exists; empty: none",
-        heading="Record")
+    traces: str = shared_key("", "JSON file for the record of texts and guesses, read if it exists; empty: none",
+        heading="Record", names_file=True, is_output=True)
 
-    check: int = key(0, "number of the best candidates to also run on this machine, in addition to ar; 0: none",
+    check: int = shared_key(0, "number of the best candidates to also run on this machine, in addition to ar; 0: none",
         Range(1, 64, {0: "none"}), heading="Output")
-    preset: str = key("", "JSON file for the chosen keys, which other commands take as a preset; empty: none")
-    write_hosts: str = key("", "hosts file for the chosen boards of hosts, rank 0's first; empty: none")
-    write_cluster: str = key("", "JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none")
-    show: int = key(12, "rows of the table")
+    preset: str = shared_key("", "JSON file for the chosen keys, which other commands take as a preset; empty: none",
+        names_file=True, is_output=True)
+    write_hosts: str = shared_key("", "hosts file for the chosen boards of hosts, rank 0's first; empty: none",
+        names_file=True, is_output=True)
+    write_cluster: str = shared_key(
+        "", "JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none",
+        names_file=True, is_output=True)
+    show: int = shared_key(12, "rows of the table")
 
     def problems(self) -> Iterator[str]:
         run, drafts = self.run, listed(self.drafts)

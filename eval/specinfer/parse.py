@@ -13,7 +13,7 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 from config.cli import CommandKeys
 from config.files import fits
 from config.files import read_json_file as read_json
-from config.keys import key, nearest, raw_values
+from config.keys import nearest, raw_values, shared_key
 from config.presets import MODELS_FOLDER
 from config.values import integer, number
 
@@ -89,7 +89,7 @@ OPTIONS.update(RENAMED)
 class SpecInferConfig(CommandKeys):
     """A run that also writes SpecInfer's lines."""
 
-    lines: str = key("", "file to append the figures, token ids and text of each answer to; empty: none",
+    lines: str = shared_key("", "file to append the figures, token ids and text of each answer to; empty: none",
         heading="SpecInfer's output")
 
 
