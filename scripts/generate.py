@@ -5,12 +5,10 @@ import os
 import sys
 
 from config.console import die
-from eval.plan.auto import allow_plans
 from launch.ask import GENERATE
 from launch.run import TOKENIZERS_ONLY, run
 
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
-    allow_plans()
     if exit_code := run(GENERATE, sys.argv[1:]):
         die(exit_code)  # a stage's thread may still load

@@ -11,7 +11,6 @@ from typing import Sequence
 
 from config import console
 from config.keys import raw_values
-from eval.plan.auto import allow_plans
 from launch.run import TOKENIZERS_ONLY
 from serve import running
 from serve.engine import Engine
@@ -44,6 +43,5 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
-    allow_plans()
     if exit_code := main(sys.argv[1:]):
         console.die(exit_code)  # a stage's thread may still load

@@ -1,0 +1,98 @@
+"""The engine needs no laboratory: each is deleted with its commands, and runs and servers still start."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT, Source, python_files, tracked
+from tests.test_layers import LABORATORIES, imports, programs
+
+STARTS = ("scripts.generate", "scripts.serve", "launch.run", "launch.receive", "launch.asynchronous",
+          "cluster.processes", "split_and_save_models")  # what a user or a board starts, or a program imports
+GONE = ("eval", "train")
+HELP_OF_BOTH = """
+import runpy, sys
+for module in ("scripts.generate", "scripts.serve"):
+    sys.argv = [module, "--help"]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code
+"""
+ANSWER = ("-m", "scripts.generate", "toy", "prompt=What does a baker do?", "max_new_tokens=4", "stages=1", "draft=none",
+          "pipeline_type=ar")
+
+
+def modules() -> dict[str, Source]:
+    """Every Python file of the project by the name of its module."""
+    return {".".join(source.parts).replace(".__init__", ""): source for source in python_files()}
+
+
+def needed(start: str) -> set[str]:
+    """The project's modules that one imports or starts, also in functions, and what these import in turn."""
+    sources = modules()
+    waiting, reached = [start], set()
+    while waiting:
+        name = waiting.pop()
+        if name in sources and name not in reached:
+            reached.add(name)
+            packages = (name.rpartition(".")[0],)
+            waiting += [*imports(sources[name]), *programs(sources[name]), *packages]
+    return reached
+
+
+def is_in(path: str, rooms: tuple[str, ...]) -> bool:
+    """Whether a file lies in one of these folders."""
+    return any(path.startswith(f"{room}/") for room in rooms)
+
+
+def commands_of(rooms: tuple[str, ...]) -> list[str]:
+    """The commands that cannot do without these rooms: those that import them before they read a word."""
+    return [source.path for source in python_files() if source.parts[0] == "scripts"
+            and any(is_in(name.replace(".", "/"), rooms) for name in imports(source))]
+
+
+def copy_without(folder: Path, rooms: tuple[str, ...]) -> Path:
+    """A copy of the repository without some rooms and their commands; files that are no code are links."""
+    left_out = {*commands_of(rooms), *(name for name in tracked() if is_in(name, (*rooms, "tests", "docs")))}
+    for name in set(tracked()) - left_out:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".py":
+            path.write_bytes((ROOT / name).read_bytes())
+        else:
+            path.symlink_to(ROOT / name)
+    return folder
+
+
+def started(folder: Path, *words: str) -> str:
+    """The output of a Python program in this folder, which must end well."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_engine_imports_nothing_of_eval_and_train(start: str) -> None:
+    assert [name for name in needed(start) if name.split(".")[0] in GONE] == []
+
+
+def test_what_is_needed_is_found_in_functions_and_in_strings() -> None:
+    assert "eval.plan.keys" in needed("scripts.plan") and "eval.bench.gpu" in needed("scripts.doctor")
+    assert {"model.native.compiler", "serve.engine"} <= needed("scripts.serve")
+
+
+@pytest.mark.parametrize("room", LABORATORIES)
+def test_runs_and_servers_start_without_a_laboratory(room: str, tmp_path: Path) -> None:
+    help_text = started(copy_without(tmp_path, (room,)), "-c", HELP_OF_BOTH)
+    assert help_text.count("presets:") == 2
+
+
+def test_an_answer_comes_without_any_laboratory(tmp_path: Path) -> None:
+    folder = copy_without(tmp_path, GONE)
+    assert started(folder, *ANSWER).strip()
+    assert "api_key" in started(folder, "-m", "scripts.serve", "--help")
