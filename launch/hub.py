@@ -7,7 +7,6 @@ and one form of the weights are fetched.
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
 import shutil
 from functools import partial
@@ -178,29 +177,16 @@ def cached_snapshot(name: str, revision: str | None, is_head: bool = False) -> P
 
     A model is whole with its config, all weights that an index names, and a tokenizer, which a head does not need.
     """
-    cached_model = _hub_cache() / f"models--{name.replace('/', '--')}"
-    branch_or_commit = revision or "main"
-    reference = cached_model / "refs" / branch_or_commit
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else branch_or_commit
-    folder = cached_model / "snapshots" / commit
-    if not folder.is_dir():
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        Checkpoint(folder)  # raises ValueError for a missing or incomplete file
+    except (ImportError, OSError, ValueError):
         return None
 
     has_tokenizer = any((folder / file).is_file() for file in VOCABULARIES)
-    try:
-        Checkpoint(folder)  # raises ValueError for a missing or incomplete file
-    except ValueError:
-        return None
     return folder if has_tokenizer or is_head else None
-
-
-def _hub_cache() -> Path:
-    """Return the folder of the hub's cache, where its own programs also look for it."""
-    environment = os.environ
-    home = Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    hub = Path(environment.get("HF_HOME") or home, "hub")
-    chosen = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or hub
-    return Path(os.path.expandvars(chosen)).expanduser()
 
 
 def _weights(files: Iterable[str]) -> str:
