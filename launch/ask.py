@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import ExitStack, closing, redirect_stdout
+from contextlib import closing, redirect_stdout
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Dict, Tuple
 
 from config.console import PatientStream, say
@@ -180,20 +179,14 @@ def ask_many(pipeline: Pipeline) -> None:
         save(config.output, [entries[key] for key in sorted(entries)])
 
     try:
-        with ExitStack() as shown_bars:
-            error_stream = PatientStream(sys.stderr)
-            total_bar = shown_bars.enter_context(ProgressBar(total=num_turns, unit="answer", file=error_stream))
-            answer_bar = partial(
-                ProgressBar, unit="token", file=error_stream, leave=False, disable=config.max_requests == 1)
-            bars = [shown_bars.enter_context(answer_bar(position=1 + index)) for index in range(config.max_requests)]
-
-            jobs = (_talk(pipeline, index, question, bars) for index, question in enumerate(questions))
+        jobs = (_talk(pipeline, index, question) for index, question in enumerate(questions))
+        with ProgressBar(total=num_turns, unit="answer", file=PatientStream(sys.stderr)) as progress_bar:
             for key, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
                 answers.append(answer)
                 entries[key] = entry
                 if saves_each:
                     save_entries()
-                total_bar.update()
+                progress_bar.update()
     finally:
         if config.output and not saves_each:
             save_entries()
@@ -202,28 +195,20 @@ def ask_many(pipeline: Pipeline) -> None:
     print(table(answers, config, elapsed_seconds))
 
 
-def _talk(pipeline: Pipeline, index: int, question: Question, bars: list[ProgressBar]) -> Coroutine[FinishedAnswer]:
-    """Answer the turns of a question in order, each after all earlier ones; borrow a progress bar from `bars`."""
+def _talk(pipeline: Pipeline, index: int, question: Question) -> Coroutine[FinishedAnswer]:
+    """Answer the turns of a question in order, each after all earlier ones."""
     messages: list[str] = []
-    bar = bars.pop()
-    try:
-        for turn, user_text in enumerate(question.turns):
-            request = [*messages, user_text] if pipeline.text else pipeline.config.ids
-            generation = pipeline.submit(request, waits=False)
+    for turn, user_text in enumerate(question.turns):
+        request = [*messages, user_text] if pipeline.text else pipeline.config.ids
+        generation = pipeline.submit(request, waits=False)
+        with closing(generation):
+            for _ in generation:
+                yield None
 
-            bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
-            bar.reset(pipeline.config.max_new_tokens)
-            with closing(generation):
-                for _ in generation:
-                    bar.update(generation.answer.new_tokens - bar.n)
-                    yield None
-
-            warn_if_full(pipeline, generation.answer)
-            messages += [user_text, generation.text]
-            entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, user_text, generation)}
-            yield (index, turn), generation.answer, entry
-    finally:
-        bars.append(bar)
+        warn_if_full(pipeline, generation.answer)
+        messages += [user_text, generation.text]
+        entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, user_text, generation)}
+        yield (index, turn), generation.answer, entry
 
 
 def main(pipeline: Pipeline) -> None:

@@ -82,23 +82,20 @@ def legend() -> Line:
 
 def tree_lines(text_end: str, guesses: Guesses, width: int, num_lines: int) -> list[Line]:
     """Return the lines of a tree that begins at the end of the text; its likeliest path is the first line."""
-    candidates = list(guesses)
-    while True:
-        chosen = fitting(candidates, num_lines)
-        spots = layout(chosen)
-        begins = column_begins(text_end, chosen, spots)
-        num_fitting = sum(end - MIN_BRANCH <= width for end in begins[1:])
-        if num_fitting == len(begins) - 1:
-            break
-        candidates = [guess for guess in chosen if spots[guess.node].depth < num_fitting]
+    chosen = fitting(guesses, num_lines)
+    spots = layout(chosen)
+    begins = column_begins(text_end, chosen, spots)
+    num_fitting = sum(end - MIN_BRANCH <= width for end in begins[1:])
+    chosen = [guess for guess in chosen if spots[guess.node].depth < num_fitting]
 
+    spots = layout(chosen)
     grid = Grid()
     grid.write(0, 0, text_end, "text")
     for guess in chosen:
         spot = spots[guess.node]
         style = "guess" if guess.is_sent else "unsent"
         grid.write(spot.line, begins[spot.depth], shown(guess), style)
-    draw_branches(grid, text_end, chosen, begins)
+    draw_branches(grid, chosen, spots, begins)
     return grid.lines()
 
 
@@ -161,20 +158,16 @@ def column_begins(text_end: str, guesses: Guesses, spots: Spots) -> list[int]:
     return begins
 
 
-def draw_branches(grid: Grid, text_end: str, guesses: Guesses, begins: Sequence[int]) -> None:
+def draw_branches(grid: Grid, guesses: Guesses, spots: Spots, begins: Sequence[int]) -> None:
     """Draw the lines between parents and children."""
-    spots = layout(guesses)
-    text_ends: dict[int | None, Spot] = {ROOT_NODE: Spot(num_cells(text_end), 0)}  # in cells instead of columns
+    ends: dict[int | None, int] = {ROOT_NODE: begins[0] - MIN_BRANCH}  # the cell after each text
     for guess in guesses:
-        spot = spots[guess.node]
-        last_cell = begins[spot.depth] + num_cells(shown(guess))
-        text_ends[guess.node] = Spot(last_cell, spot.line)
+        ends[guess.node] = begins[spots[guess.node].depth] + num_cells(shown(guess))
 
     for parent, children in by_parent(guesses).items():
         child_lines = [spots[child.node].line for child in children]
-        parent_end, top_line = text_ends[parent]
         column_begin = begins[spots[children[0].node].depth]
-        grid.write(top_line, parent_end + 1, "─" * (column_begin - parent_end - 2), "branch")
+        grid.write(child_lines[0], ends[parent] + 1, "─" * (column_begin - ends[parent] - 2), "branch")
         if len(children) > 1:
             draw_fork(grid, column_begin - 2, child_lines)
 
