@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
+from typing import Any, ClassVar, Collection, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
 from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
-from config.keys import HELP, BoardKeys, Option, facts_by_name, key_lines, nearest, opened, options, parsed, shared_key
+from config.keys import HELP, BoardKeys, Option, facts_by_name, key_lines, nearest, opened, options, parsed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import QUESTION_KEYS, RunConfig
@@ -47,18 +47,24 @@ class NamedDraft(NamedTuple):
 
 def parts(name: str) -> NamedDraft:
     """Parse the name of a draft, such as `model:DIR`. Raises ValueError for a folder that no source can use."""
+    kind, folder_by_key = _with_folders(name, ALONE)
+    return NamedDraft(kind, folder_by_key.get(HEAD_KEY, ""), folder_by_key.get(MODEL_KEY, ""))
+
+
+def _with_folders(name: str, sources: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return a draft's kind, and the folders that its name gives to some of these sources, by the keys of folders."""
     source_kinds, folder_by_key = [], {}
     for part in name.split("+"):
         kind, colon, folder = part.partition(":")
         source_kinds.append(kind)
-        if colon and kind not in ALONE:
-            raise ValueError(f"{part} names a folder, but only {', '.join(ALONE)} take one here: write {kind}")
+        if colon and kind not in sources:
+            raise ValueError(f"{part} names a folder, but only {', '.join(sources)} take one here: write {kind}")
         if colon and not folder.strip():
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or only {kind}")
         if colon:
-            folder_by_key[FOLDERS[kind]] = _absolute_folder(folder)
+            folder_by_key[FOLDERS[kind]] = _absolute_folder(folder) if kind in ALONE else folder
 
-    return NamedDraft("+".join(source_kinds), folder_by_key.get(HEAD_KEY, ""), folder_by_key.get(MODEL_KEY, ""))
+    return "+".join(source_kinds), folder_by_key
 
 
 def _absolute_folder(folder: str) -> str:
@@ -96,11 +102,6 @@ def no_head(config: RunConfig) -> str:
     model = config.model_dir or config.base_dir
     return (f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or "
             f"{other_head(config)}")
-
-
-def first_without_folder(names: Sequence[str]) -> str:
-    """Return the first of these drafts that names no folder, with which a pipeline can start, else "none"."""
-    return next((name for name in names if ":" not in name), "none")
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -151,48 +152,6 @@ class CommandKeys(BoardKeys):
                 replace(self.run, pipeline_type=method)
             except ValueError as error:
                 yield str(error)
-
-
-@dataclass(frozen=True)
-class ComparedDrafts(CommandKeys):
-    """The keys of a command that runs several drafts one after the other."""
-
-    drafts: str = shared_key(
-        "", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft",
-        heading="What is compared (commas between)")
-
-    @property
-    def asked_drafts(self) -> tuple[str, ...]:
-        """The names of the drafts, in the given order."""
-        return listed(self.drafts) or (self.run.draft,)
-
-    @property
-    def first_draft(self) -> str:
-        """The kind of draft with which the pipeline starts, before it changes to the others."""
-        return self.run.draft if self.run.draft_dir else first_without_folder(self.asked_drafts)
-
-    def with_draft(self, name: str, **changes: Any) -> RunConfig:
-        """Return the configuration of a run with only this draft. Raises ValueError for an impossible draft."""
-        kind, _, model = parts(name)
-        if MODEL_KEY in reads(kind):
-            model = model or self.run.draft_dir
-        return replace(self.run, draft=kind, draft_dir=model, **changes)
-
-    def draft_problems(self) -> Iterator[str]:
-        """Yield the problems of the drafts, one sentence each, with the fix."""
-        used_folders = {""}
-        for name in listed(self.drafts):
-            try:
-                used_folders.add(self.with_draft(name).draft_dir)
-            except ValueError as error:
-                yield f"drafts={self.drafts}: {error}"
-
-        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
-            yield f"drafts={self.drafts}: {no_head(self.run)}"
-        if self.drafts and not listed(self.drafts):
-            yield "drafts is empty: name at least one, or leave it out"
-        if self.drafts and self.run.draft_dir not in used_folders:
-            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
@@ -285,7 +244,11 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
             raise ValueError(f"the preset {word} is in the wrong place: write one preset, before all keys")
 
     values = parsed(words, keys)
-    values.update(_draft_folders(values))
+    draft, folder_by_key = _with_folders(values.get("draft", ""), FOLDERS)
+    for key in folder_by_key.keys() & values:
+        raise ValueError(f"draft={values['draft']} and {key}={values[key]} both name folders: give one of them")
+    if folder_by_key:
+        values = {**values, **folder_by_key, "draft": draft}
     if "ssm" in values:
         folders = map(absolute, listed(values["ssm"]))
         values["ssm"] = ",".join(folders) or values["ssm"]
@@ -293,22 +256,6 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if name in values and not values[name].strip():
             raise ValueError(f"{name} is empty: write the question after {name}=")
     return values
-
-
-def _draft_folders(values: Values) -> dict[str, str]:
-    """Split a draft with folders, such as ssm:DIR,DIR or model:DIR+suffix, into `draft` and the keys of folders."""
-    folder_by_key: dict[str, str] = {}
-    draft = values.get("draft", "")
-    for part in draft.split("+"):
-        kind, _, folder = part.partition(":")
-        key = FOLDERS.get(kind)
-        if key and folder.strip():
-            if key in values:
-                raise ValueError(f"{part} and {key}={values[key]} both name folders: give one of them")
-            folder_by_key[key] = folder if key == MODELS_KEY else absolute(folder)
-            draft = draft.replace(part, kind)
-
-    return {**folder_by_key, "draft": draft} if folder_by_key else {}
 
 
 def _preset_values(preset: RunConfig, typed_values: Values) -> dict[str, Any]:

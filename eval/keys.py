@@ -4,17 +4,18 @@ This module does not know how questions are answered; all other keys are those o
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
-from config.cli import CommandKeys, ComparedDrafts
+from config.cli import CommandKeys, headless, needs_head, no_head, parts
+from config.drafts import MODEL_KEY, reads
 from config.keys import check_name, local_key, opened, preset_of, raw_values, shared_key, with_defaults
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
-from config.run_config import REQUESTS_AT_ONCE, SEED, TEMPERATURE
+from config.run_config import REQUESTS_AT_ONCE, SEED, TEMPERATURE, RunConfig
 from config.values import NUMBER, Range, listed, number
 
 # The trees of the paper, even if a preset is tuned to others.
@@ -126,7 +127,7 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EvalConfig(ComparedDrafts, ComparesMethods):
+class EvalConfig(ComparesMethods):
     """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
 
     UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse", "live")
@@ -135,6 +136,8 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
 
     methods: str = shared_key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
         heading="What is compared (separated by commas)")
+    drafts: str = shared_key(
+        "", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft")
     baseline_draft: str = shared_key(
         "", "the draft of the baseline naive, which also answers; empty: the first of drafts")
     temperatures: str = shared_key("0,1", "each question is answered at each of them")
@@ -150,6 +153,25 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, with `ar` first, since the others are compared with it."""
         return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
+
+    @property
+    def asked_drafts(self) -> tuple[str, ...]:
+        """The names of the drafts, in the given order."""
+        return listed(self.drafts) or (self.run.draft,)
+
+    @property
+    def first_draft(self) -> str:
+        """The kind of draft with which the pipeline starts, before it changes to the others: one without a folder."""
+        if self.run.draft_dir:
+            return self.run.draft
+        return next((name for name in self.asked_drafts if ":" not in name), "none")
+
+    def with_draft(self, name: str, **changes: Any) -> RunConfig:
+        """Return the configuration of a run with only this draft. Raises ValueError for an impossible draft."""
+        kind, _, model = parts(name)
+        if MODEL_KEY in reads(kind):
+            model = model or self.run.draft_dir
+        return replace(self.run, draft=kind, draft_dir=model, **changes)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -173,7 +195,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
             if method not in METHODS:
                 yield f"methods={self.methods}: {method} is unknown: choose among {', '.join(METHODS)}"
 
-        yield from self.draft_problems()
+        yield from self._draft_problems()
         yield from super().problems()
 
         if self.baseline_draft and BASELINE not in self.chosen_methods:
@@ -194,6 +216,22 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
         if not self.results.strip():
             yield "results is empty: name a folder, as in results=DIR"
         yield from self.method_problems()
+
+    def _draft_problems(self) -> Iterator[str]:
+        """Yield the problems of the drafts, one sentence each, with the fix."""
+        used_folders = {""}
+        for name in listed(self.drafts):
+            try:
+                used_folders.add(self.with_draft(name).draft_dir)
+            except ValueError as error:
+                yield f"drafts={self.drafts}: {error}"
+
+        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
+            yield f"drafts={self.drafts}: {no_head(self.run)}"
+        if self.drafts and not listed(self.drafts):
+            yield "drafts is empty: name at least one, or leave it out"
+        if self.drafts and self.run.draft_dir not in used_folders:
+            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
