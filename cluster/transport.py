@@ -21,8 +21,8 @@ from pipeline.link import Peers
 from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
 
-WIRES = ("data", "control", "report")  # for messages in order, of rank 0 to all ranks, and of stages to rank 0
-DATA, CONTROL, REPORT = range(3)
+WIRES = ("data", "control")  # for messages in order, and of rank 0 to all ranks
+DATA, CONTROL = range(2)
 TCP_CLOSE = 7  # the state of a connection that was given up, as in TCP_INFO
 CHECK_SECONDS = 0.5  # between two looks at the connections while nothing is sent
 
@@ -118,9 +118,6 @@ class LocalLink(Receiver):
     def broadcast(self, msg: Message) -> None:
         self._put(CONTROL, msg)
 
-    def report(self, msg: Message) -> None:
-        self._put(REPORT, msg)
-
     def _put(self, wire_kind: int, msg: Message) -> None:
         for inbox in self._next_inboxes[wire_kind]:
             inbox.put(msg)
@@ -214,7 +211,7 @@ def _next_message(message_queue: SimpleQueue[Any], wire: Wire, peers: Sequence[i
 class ProcessLink(Receiver):
     """A link of a rank that is a process, on this machine or a board; tensors go through host memory.
 
-    Data, control and reports have separate wires, so none delays another. `failed` is called with the error that ends
+    Data and control have separate wires, so neither delays the other. `failed` is called with the error that ends
     a thread, PeerLost for a broken connection. Links of a rank may share an `inbox`. Nothing is sent before `begin`.
     """
 
@@ -252,13 +249,9 @@ class ProcessLink(Receiver):
     def broadcast(self, msg: Message) -> None:
         self._message_queues[CONTROL].put(msg)
 
-    def report(self, msg: Message) -> None:
-        self._message_queues[REPORT].put(msg)
-
     def close(self) -> None:
         """Send the remaining messages after the Stop went round; end the threads and the other ranks' listeners."""
         self.broadcast(Stop())
-        self.report(Stop())
         self._join()
 
     def _join(self) -> None:

@@ -59,9 +59,6 @@ METHODS = {
     "streaming": Method(
         "streaming", "ring", "eagle", "the best guesses of the whole tree, sent when the first stage becomes free",
         sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True, falls_back=True),
-    "spd": Method(
-        "spd", "ring", "eagle", "SPD: one guess per step of a stage, from what is known of the tokens under way",
-        tree="chain", look=("#b7b7a4", "//"), planned=False),
     "dsi": Method(
         "dsi", "replicas", "eagle", "DSI: a drafter that never waits; copies of the model verify in turn",
         tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),

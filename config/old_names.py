@@ -1,4 +1,4 @@
-"""Names of keys in the original program and in earlier versions, for messages about unknown keys.
+"""Names of keys and values in the original program and in earlier versions, for messages about unknown ones.
 
 docs/moving.md explains those of the original.
 """
@@ -28,6 +28,16 @@ OLD_NAMES = {
     "processes": ("link", "write link=threads for threads of one process"),
     "prune": ("ablate", "it is on, and ablate=prune turns it off"),
 }
+
+# the old value of a key: what to write
+OLD_VALUES = dict.fromkeys(
+    ("spd", "spd+suffix"),
+    "write pipeline_type=streaming and draft=eagle+suffix, which are faster (docs/methods.md has the figures of SPD)")
+
+
+def instead_of(value: str, names: Collection[str]) -> str:
+    """Return what to write in place of a value that is not among these names."""
+    return OLD_VALUES.get(value) or f"choose one of {', '.join(names)}"
 
 
 def advice_for(old_name: str, keys: Collection[str]) -> str:

@@ -67,7 +67,7 @@ class RunConfig(BoardKeys):
     eagle_dir: str = local_key("", "folder of the EAGLE draft head of that model",
         names_file=True, discarded_by=MODEL_FOLDERS)
     draft: str = shared_key(
-        "eagle", "the head: eagle, dflash, dspark, spd; model, ssm, suffix (copies); eagle+suffix; none",
+        "eagle", "the head: eagle, dflash, dspark; model, ssm, suffix (copies); eagle+suffix; none",
         Choices(DRAFTS), discarded_by=MODEL_FOLDERS)
     draft_dir: str = local_key(
         "", "folder of a small whole model, for drafts with model; best with the target's vocabulary",

@@ -109,7 +109,7 @@ class TreeConfig:
     chain: Growth = Growth(NO_BOUND, NO_BOUND, 1)  # one more guess of a chain, as in PipeInfer and PEARL
     stream: Growth = Growth(1024, NO_BOUND, 10, 16, MIN_SCORE, anywhere=True)  # of streaming
     run: int = 4  # guesses of `chain` in a segment
-    coupled: Growth = Growth(NO_BOUND, NO_BOUND, 1, anywhere=True)  # one more guess of DSI or SPD, drawn with the noise
+    coupled: Growth = Growth(NO_BOUND, NO_BOUND, 1, anywhere=True)  # one more guess of DSI, drawn with the noise
     lookahead: int = 1  # guesses of `coupled` per verification
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, instead of in the order of drafting

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Callable, Collection, Mapping, Sequence
 
+from config.old_names import instead_of
+
 # Python itself would also accept 1_000, digits of other scripts, surrounding blanks, nan and inf
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 POSITIVE_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -75,7 +77,7 @@ class Choices(Allowed):
         return name in self.names or self.is_file is not None and self.is_file(name)
 
     def refusal(self, key_name: str, value: Any) -> str:
-        return f"{key_name}={value} is unknown: choose one of {', '.join(self.names)}"
+        return f"{key_name}={value} is unknown: {instead_of(value, self.names)}"
 
 
 def decimal(value: float) -> str:

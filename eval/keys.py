@@ -13,6 +13,7 @@ from config.cli import CommandKeys, headless, needs_head, no_head, parts
 from config.drafts import MODEL_KEY, reads
 from config.keys import check_name, local_key, opened, preset_of, raw_values, shared_key, with_defaults
 from config.methods import METHODS
+from config.old_names import instead_of
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
 from config.run_config import REQUESTS_AT_ONCE, SEED, TEMPERATURE, RunConfig
@@ -193,7 +194,7 @@ class EvalConfig(ComparesMethods):
     def problems(self) -> Iterator[str]:
         for method in listed(self.methods):
             if method not in METHODS:
-                yield f"methods={self.methods}: {method} is unknown: choose among {', '.join(METHODS)}"
+                yield f"methods={self.methods}: {method} is unknown: {instead_of(method, METHODS)}"
 
         yield from self._draft_problems()
         yield from super().problems()

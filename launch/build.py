@@ -56,7 +56,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         share_of_model = spec.layers / spec.sizes.layers
         stage_layers = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), share_of_model)
-    return Stage(stage_layers, new_cache, trace, spec.part.own_inner, spec.config.max_requests, spec.reports)
+    return Stage(stage_layers, new_cache, trace, spec.part.own_inner, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, is_shared: bool = False,

@@ -208,7 +208,6 @@ DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
     "eagle": partial(_head, "EAGLE, DFlash or DSpark", ("eagle", "dflash", "dspark")),
     "dflash": partial(_head, "DFlash", ("dflash",)),
     "dspark": partial(_head, "DSpark", ("dspark",)),
-    "spd": partial(_head, "SPD", ("spd",)),
     "model": _single_model,
     "ssm": _small_models,
 }

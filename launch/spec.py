@@ -102,21 +102,10 @@ class RankSpec:
         return self.config.copies(len(self.part.stages))
 
     @property
-    def reads_partial(self) -> bool:
-        """Whether the draft reads features of rows that are still in flight, which stages report to rank 0."""
-        return "spd" in self.sources and not self.config.replicated
-
-    @property
-    def reports(self) -> bool:
-        """Whether this rank's stage reports features: if it adds any; after the last layer the segment is as early."""
-        part = self.part
-        return self.reads_partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
-
-    @property
     def placement(self) -> Placement:
         """The placement of all ranks of the run."""
         part = self.part
-        return Placement.of(part.stages, len(part.shares), self.copies, self.reads_partial)
+        return Placement.of(part.stages, len(part.shares), self.copies)
 
     @cached_property
     def device(self) -> torch.device:

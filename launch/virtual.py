@@ -77,4 +77,4 @@ def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
     largest_share = max(speeds) / sum(speeds)
     is_tiled = leader.config.comm == "galaxy"
     ranks = [member.part.rank for member in group]
-    return work_of(profile, StageShare(ranks, layer_share, num_kept_features, largest_share, is_tiled, leader.reports))
+    return work_of(profile, StageShare(ranks, layer_share, num_kept_features, largest_share, is_tiled))

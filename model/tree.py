@@ -37,7 +37,6 @@ class Node:
     target_token: int | None = None  # the token after it, as the target chooses it
     divergence: float = 0.0  # in nats, of the law from which a lossy rule chose `target_token` from the target's
     hidden: Any = None  # the target's feature of it, until it is released
-    partial: Any = None  # features that stages have reported of it under way, for a draft that reads them
     logprob: Any = None  # log-probabilities of the token after it, if the request wants them
 
 
@@ -221,7 +220,7 @@ class TokenTree:
         """Release the features of the first `count` nodes of the text, which every draft has read."""
         num_released = min(count, len(self.trunk) - 1)  # the tip's feature may still arrive
         for node in self.trunk[self._num_released:num_released]:
-            self.nodes[node].hidden = self.nodes[node].partial = None
+            self.nodes[node].hidden = None
         self._num_released = max(self._num_released, num_released)
 
     def drop(self, node: int) -> None:

@@ -32,13 +32,6 @@ class Link(Protocol):
         """Send a message to the leaders of all other stages without waiting; it may overtake messages in flight."""
 
 
-class StageLink(Link, Protocol):
-    """The link of a stage."""
-
-    def report(self, msg: Message) -> None:
-        """Send a message to rank 0 without waiting; it may overtake messages in flight."""
-
-
 class Peers(NamedTuple):
     """The ranks at the other ends of a link."""
 
@@ -47,17 +40,16 @@ class Peers(NamedTuple):
     other_ranks: Sequence[int] = ()  # ranks to which it broadcasts
     root_rank: int | None = None  # rank from which it receives broadcasts
     in_order: bool = False  # whether prunes are handed out in order, too
-    with_reports: bool = False  # whether it reports to `root_rank`, or receives reports from `other_ranks`
 
     @property
     def send_to(self) -> list[Sequence[int]]:
         """The ranks to which it sends, for each kind of wire."""
-        return [self.next_ranks, self.other_ranks, _as_list(self.root_rank) if self.with_reports else ()]
+        return [self.next_ranks, self.other_ranks]
 
     @property
     def receive_from(self) -> list[Sequence[int]]:
         """The ranks from which it receives, for each kind of wire."""
-        return [_as_list(self.previous_rank), _as_list(self.root_rank), self.other_ranks if self.with_reports else ()]
+        return [_as_list(self.previous_rank), _as_list(self.root_rank)]
 
 
 def _as_list(peer: int | None) -> list[int]:

@@ -2,7 +2,7 @@
 
 They know nothing about how they travel. Segments, single or in a batch, Start, Reset and Stop go round the ring in
 order. A Prune may overtake, since node ids never change their meaning. Messages of a request carry its number, which
-rises from request to request. Features go from a stage directly to rank 0, past the others.
+rises from request to request.
 
 On the wire a message is a header and a body of integers, then up to two tensors. A batch is followed by its segments.
 Nothing is pickled: a peer can send wrong numbers, but no code, and impossible sizes are refused before memory is
@@ -81,16 +81,6 @@ class Batch:
 
 
 @dataclass
-class Features:
-    """Inner features of rows in flight: `x` `[T, layers * D]` are the inputs of the first `layers` inner layers."""
-
-    request: int
-    layers: int
-    nodes: list[int]
-    x: Tensor
-
-
-@dataclass
 class Prune:
     """The text ends in `tip`, a child of `parent`; of the guesses older than `horizon` only `keep` are alive."""
 
@@ -136,7 +126,7 @@ class Stop:
     """The end of the pipeline; a rank passes this message on, then ends."""
 
 
-Message = Union[Segment, Batch, Features, Prune, Reset, Start, Stop]
+Message = Union[Segment, Batch, Prune, Reset, Start, Stop]
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:
@@ -149,19 +139,6 @@ def segments_of(msg: Message) -> list[Segment]:
     if isinstance(msg, Batch):
         return msg.segments
     return [msg] if isinstance(msg, Segment) else []
-
-
-def reports_of(msg: Message) -> list[Features]:
-    """Return the features that rank 0 may receive at once: of a message's guesses, and of the newest row of its text.
-    A draft reads the features of earlier text once the segment has come back."""
-    features = []
-    for segment in segments_of(msg):
-        first_row = max(0, segment.text - 1)
-        rows = segment.take(range(first_row, len(segment.nodes)))
-        if rows.nodes and rows.inner is not None:
-            num_layers = rows.inner.shape[1] // rows.x.shape[1]
-            features.append(Features(rows.request, num_layers, rows.nodes, rows.inner))
-    return features
 
 
 def newest_request(msg: Message) -> int:
@@ -177,7 +154,7 @@ def facts_of(msg: Message) -> dict[str, Any]:
 
 # --- on the wire ------------------------------------------------------------------------------------------------------
 
-KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Features)  # the index is the number on the wire
+KINDS = (Segment, Prune, Reset, Stop, Batch, Start)  # the index is the number on the wire
 
 
 class Header(NamedTuple):
@@ -280,8 +257,6 @@ def _integers(msg: Message) -> list[int]:
         for rows, seconds in msg.visits:
             visits += rows, round(seconds * NANOSECONDS)
         return [msg.request, msg.text, *visits, *msg.nodes, *msg.parents, *msg.pos]
-    if isinstance(msg, Features):
-        return [msg.request, msg.layers, *msg.nodes]
     if isinstance(msg, Prune):
         return [msg.request, msg.tip, msg.parent, msg.horizon, *msg.keep]
     if isinstance(msg, Batch):
@@ -317,10 +292,6 @@ def _decoded(header: Header, body: Tensor) -> Message:
     if kind is Segment:
         has_inner = header.inner_columns != ABSENT
         return _segment(integers, x, inner_elements.view(num_rows, header.inner_columns) if has_inner else None)
-    if kind is Features and len(integers) == num_rows + 2:
-        request, num_layers, *nodes = integers
-        if num_layers > 0 and header.x_columns % num_layers == 0:
-            return Features(request, num_layers, nodes, x)
     if kind is Prune and len(integers) > 3:
         request, tip, parent, horizon, *kept_nodes = integers
         return Prune(request, tip, parent, horizon, kept_nodes)

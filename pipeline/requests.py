@@ -21,7 +21,7 @@ from model.sample import Sampler, logprobs
 from model.tree import TokenTree
 from pipeline.allocation import worths
 from pipeline.link import Link, send_round
-from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import Pacing
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
@@ -241,16 +241,6 @@ class RequestTarget(Target):
         assert self._in_flight_nodes, f"a segment came back for request {self.request}, which has none in flight"
         self._in_flight_nodes.popleft()
         self._queue(segment, message)
-
-    def learn(self, features: Features) -> None:
-        """Record a stage's features of rows in flight, unless a later stage has reported more."""
-        feature_TN = upload(features.x, self.ring.device)
-        for node, feature_N in zip(features.nodes, feature_TN):
-            tree_node = self.tree.nodes.get(node)
-            if tree_node is None or tree_node.hidden is not None:
-                continue
-            if tree_node.partial is None or len(tree_node.partial) < len(feature_N):
-                tree_node.partial = feature_N
 
     def reset(self, request: int) -> None:
         """Close the request: the Reset of `request` came back, of which a target with replicas has several."""
@@ -514,10 +504,6 @@ class Ring:
 
     def _distribute(self, message: Message) -> None:
         """Pass a message to its requests."""
-        if isinstance(message, Features):
-            if message.request in self._open:
-                self._open[message.request].learn(message)
-            return
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
         self.returned_messages += 1
 

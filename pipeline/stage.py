@@ -12,10 +12,9 @@ from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together
 from model.devices import upload
-from pipeline.link import StageLink
+from pipeline.link import Link
 from pipeline.messages import (
     NOBODY,
-    Features,
     Message,
     Prune,
     Reset,
@@ -26,7 +25,6 @@ from pipeline.messages import (
     facts_of,
     joined,
     newest_request,
-    reports_of,
     segments_of,
 )
 from pipeline.trace import OFF, REAL, Clock, NoTrace
@@ -35,9 +33,8 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace
 class Stage:
     """A stage that computes segments with the slice `part`; `new_cache` creates the cache of a request.
 
-    To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports_features` the
-    loop also sends them to rank 0 once the segment has left. `num_requests` caches are allocated at the start. Visits
-    have times of `clock`.
+    To a segment that needs inner features it adds the inputs of the slice's `inner_layers`. `num_requests` caches are
+    allocated at the start. Visits have times of `clock`.
     """
 
     clock: Clock = REAL
@@ -46,9 +43,8 @@ class Stage:
                  new_cache: Callable[[], TreeCache],
                  trace: NoTrace = OFF,
                  inner_layers: Sequence[int] = (),
-                 num_requests: int = 1, reports_features: bool = False) -> None:
-        self.part, self.trace = part, trace
-        self.inner_layers, self.reports_features = inner_layers, reports_features
+                 num_requests: int = 1) -> None:
+        self.part, self.trace, self.inner_layers = part, trace, inner_layers
         self.caches: dict[int, TreeCache] = {}  # of open requests
         self.ended_caches: dict[int, TreeCache] = {}  # of ended requests; others may begin with their text
         self._new_cache = new_cache
@@ -100,10 +96,6 @@ class Stage:
         if request not in self.caches:
             self._open(request, self._spare_caches.pop() if self._spare_caches else self._new_cache())
         return self.caches[request]
-
-    def reports_of(self, msg: Message) -> list[Features]:
-        """Return the features of a computed message that are reported to rank 0 at once."""
-        return reports_of(msg) if self.reports_features else []
 
     def _open(self, request: int, cache: TreeCache) -> None:
         """Open a request, and apply the prune that came before it."""
@@ -208,7 +200,7 @@ class Stage:
                 for segment, x, features in zip(segments, x_TD.split(num_rows), features_of_segments)}
 
 
-def run_stage(stage: Stage, link: StageLink) -> None:
+def run_stage(stage: Stage, link: Link) -> None:
     """Run the main loop of a stage. Prunes are applied before queued data, and before a computed segment leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
@@ -223,5 +215,3 @@ def run_stage(stage: Stage, link: StageLink) -> None:
             result = stage.without_dead_rows(result)
             with stage.trace.span("send", **facts_of(result)):
                 link.send(result)
-            for features in stage.reports_of(result):
-                link.report(features)

@@ -261,20 +261,6 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
             yield from target.wait_until_free()
 
 
-def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Send one guess of a chain whenever the first stage is free, so that each stage holds one guess (SPD)."""
-    while True:
-        if target.ready():
-            yield from target.wait()
-            if new_tokens := verify(tree):
-                target.prune()
-                yield new_tokens
-        elif target.free and (segment := tree.cut(1, cfg.chunk)):
-            target.send(segment)
-        elif tree.num_unsent or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
-            yield from target.wait_until_free()
-
-
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Draft a chain without waiting; the tip leaves at once, every `lookahead` guesses go to a free replica (DSI)."""
     num_guesses = cfg.lookahead
@@ -296,4 +282,4 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, spd, dsi)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, dsi)}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from config.profiles import Profile
-from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
 from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
@@ -81,8 +81,7 @@ class Cluster:
 
         stages: list[VirtualStage] = []
         for work, trace, sender_trace, sender_rank in reversed(list(zip(works, traces, sender_traces, sender_ranks))):
-            report = self._sender(self._receive, trace, self._make_wire(work.rank, 0))
-            stage = VirtualStage(self.at, work, send, report, trace)
+            stage = VirtualStage(self.at, work, send, trace)
             stages.append(stage)
             send = self._sender(stage.hear, sender_trace, self._make_wire(sender_rank, work.rank))
 
@@ -136,8 +135,6 @@ class Cluster:
         segments = segments_of(msg)
         if segments:
             return joined([self._node_paths.with_outputs(segment) for segment in segments])
-        if isinstance(msg, Features):
-            return self._node_paths.with_inner_inputs(msg)
         if isinstance(msg, Reset) and msg.last == NOBODY:
             self._node_paths.forget(msg.request)
         return msg
@@ -250,16 +247,6 @@ class NodePaths:
             return replace(segment, x=torch.tensor(path_T)[:, None])
         x_TD, inner_TN = self._paths.outputs(path_T)
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner_TN)
-
-    def with_inner_inputs(self, features: Features) -> Features:
-        """Return features of rows in flight, with the inputs of the inner layers; no rows if the request has ended."""
-        node_paths = self._path_of.get(features.request)
-        if node_paths is None:
-            return replace(features, nodes=[], x=features.x[:0])
-
-        x_TD, inner_TN = self._paths.outputs([node_paths[node] for node in features.nodes])
-        row_width = x_TD.shape[1]
-        return replace(features, x=inner_TN[:, :features.layers * row_width])
 
     def forget(self, request: int) -> None:
         """Forget an ended request."""

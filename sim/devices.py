@@ -81,13 +81,12 @@ class SlowPasses:
 
 
 class SlowLink:
-    """A link whose messages are delayed. Data, control and reports have one emulated wire each."""
+    """A link whose messages are delayed. Data and control have one emulated wire each."""
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
-        deliver_functions = link.send, link.broadcast, link.report
-        self._lanes = [Lane(deliver, pace, link.takes, link.failed) for deliver in deliver_functions]
-        self.send, self.broadcast, self.report = (lane.put for lane in self._lanes)
+        self._lanes = [Lane(deliver, pace, link.takes, link.failed) for deliver in (link.send, link.broadcast)]
+        self.send, self.broadcast = (lane.put for lane in self._lanes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)

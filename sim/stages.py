@@ -36,7 +36,6 @@ class Work:
     seconds: SecondsOf
     layers: int  # after each of them a dead segment may be given up; 1: never
     num_inner: int = 0  # layers whose inputs the draft needs as inner features
-    reports_inner: bool = False  # whether these inputs are reported to rank 0 at once
     rank: int = 0  # the stage's rank, if wires differ; 0: any
 
 
@@ -48,7 +47,6 @@ class StageShare(NamedTuple):
     num_inner: int = 0  # layers whose inputs the draft needs as inner features
     largest_share: float = 1.0  # of a layer, the largest part that one rank computes
     is_tiled: bool = False  # whether products and transfers overlap, as in Galaxy
-    reports_inner: bool = False  # whether those inputs are reported to rank 0 at once
 
 
 def no_layers() -> TreeCache:
@@ -61,11 +59,10 @@ def work_of(profile: Profile, stage_share: StageShare) -> Work:
     board = slowest(profile, stage_share.ranks)
     num_layers = stage_share.layer_share * profile.layers
     num_members, leader = len(stage_share.ranks), stage_share.ranks[0]
-    num_inner, reports_inner = stage_share.num_inner, stage_share.reports_inner
 
     if num_members == 1:
         rank_seconds = partial(board.stage, stage_share.layer_share)
-        return Work(rank_seconds, max(1, round(num_layers)), num_inner, reports_inner, leader)
+        return Work(rank_seconds, max(1, round(num_layers)), stage_share.num_inner, leader)
 
     times = Times(board, stage_share.largest_share, num_members)
 
@@ -75,7 +72,7 @@ def work_of(profile: Profile, stage_share: StageShare) -> Work:
         forward_seconds = board.latency / 1e3 + board.transfer(num_rows * board.row_bytes)
         return forward_seconds + num_layers * times.layer(is_tiled, num_rows, num_text_tokens)
 
-    return Work(group_seconds, 1, num_inner, reports_inner, leader)
+    return Work(group_seconds, 1, stage_share.num_inner, leader)
 
 
 class StageTrace(NoTrace):
@@ -92,18 +89,17 @@ class StageTrace(NoTrace):
 
 
 class VirtualStage:
-    """A `Stage` in modelled time; `send` passes on a message at a given time, `report` sends one to rank 0.
+    """A `Stage` in modelled time; `send` passes on a message at a given time.
 
     A prune is applied when it arrives. Segments are computed at the end of their time, since a prune may shorten it.
     """
 
-    def __init__(self, schedule: Schedule, work: Work, send: SendAt, report: SendAt, trace: NoTrace) -> None:
+    def __init__(self, schedule: Schedule, work: Work, send: SendAt, trace: NoTrace) -> None:
         self._schedule, self._work = schedule, work
-        self._send, self._report, self._trace = send, report, trace
+        self._send, self._trace = send, trace
         self._clock = VirtualClock()
         stage_trace = StageTrace(trace, self._clock)
-        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.num_inner),
-                           reports_features=work.reports_inner)
+        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.num_inner))
         self.stage.clock = self._clock
         self._queue: deque[Message] = deque()
         self._computing: list[Segment] = []
@@ -167,8 +163,6 @@ class VirtualStage:
 
         result = self.stage.without_dead_rows(joined(computed))
         self._pass_on(result, now)
-        for features in self.stage.reports_of(result):
-            self._report(features, now)
         self._work_on(now)
 
     def _slice(self, x: Tensor, pos_T: Tensor, cache: SegmentCache, inputs: dict[int, Tensor],

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from config.profiles import Profile
-from pipeline.messages import Batch, Features, Message, Prune, Segment
+from pipeline.messages import Batch, Message, Prune, Segment
 from pipeline.trace import NoTrace
 
 NODE_BYTES = 24  # of a row's node, parent and position on the wire
@@ -51,8 +51,6 @@ def size(msg: Message, profile: Profile) -> int:
         return 8 * len(msg.keep)
     if isinstance(msg, Batch):
         return sum(size(segment, profile) for segment in msg.segments)
-    if isinstance(msg, Features):
-        return len(msg.nodes) * (NODE_BYTES + msg.layers * profile.row_bytes)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
 

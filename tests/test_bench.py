@@ -329,13 +329,13 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    (["methods=ar,nave"], "nave is unknown: choose among ar"),
+    (["methods=ar,nave"], "nave is unknown: choose one of ar"),
     (["sets=mt_bench,moon"], "there is no data set moon"),
     (["temperatures=0,hot"], "hot is not possible: give 0 for the likeliest token or a number"),
     (["temperature=1"], "temperature is a key of single runs: write temperatures="),
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
     (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
-    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, dspark, spd, model take one here: write none"),
+    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, dspark, model take one here: write none"),
     (["drafts=model:"], "model: names no folder: write model:DIR, or only model"),
     (["drafts=eagle:nowhere"], "nowhere: give that of a draft head or a small model"),
     (["drafts=eagle", "baseline_draft=x"], "baseline_draft=x: draft=x is unknown: choose"),

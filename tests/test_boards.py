@@ -49,7 +49,7 @@ def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, fie
     ('{"like": [1]}', 'says like=[1]: write one of jetson-7b, jetson-13b'),
     ('{"like": "wifi", "mbps": null}', 'says mbps=None: write a number from 0.001 to 1e+06'),
     ('{"like": "wifi", "wires": 1}', "has the unknown key 'wires': write some of like, about"),
-    ('{"like": "wifi", "levels": [["eagel", 3]]}', "each of them a list of draft (eagle, dflash, dspark, spd, model"),
+    ('{"like": "wifi", "levels": [["eagel", 3]]}', "each of them a list of draft (eagle, dflash, dspark, model"),
     ('{"like": "wifi", "levels": [["eagle", 3], ["eagle", 4]]}', "gives levels of eagle, eagle: give each draft only"),
     ('{"like": "wifi", "factors": [1], "links": [[-1, 1, 2, 3]]}', "rank (a whole number from 0 to 1024)"),
     ('{"like": "wifi", "links": [[1, 2, 3, 4]]}', "names board 2, but has only 0: give factors or memory for each"),

@@ -110,7 +110,7 @@ MISTAKES = {
     "top_k=-1": "give 0 for all tokens or a number from 1 to 1000000000",
     "seed=18446744073709551616": "give a number from 0 to 18446744073709551615",
     "max_new_tokens=0": "give a number from 1 to 1000000000",
-    "pipeline_type=pipdec": "pipeinfer, pearl, ssd, streaming, spd, dsi, specinfer, tp, galaxy, auto",
+    "pipeline_type=pipdec": "pipeinfer, pearl, ssd, streaming, dsi, specinfer, tp, galaxy, auto",
     "template=alpaca": "choose one of auto, vicuna, llama-2, own, none",
     "device=gpu": "give auto, cpu, cuda or cuda:N",
     "stages=auto:0": "or auto:4, 4 stages with equal bytes",
@@ -239,6 +239,12 @@ def test_every_old_name_in_the_page_on_moving_is_a_key_or_known_with_the_key_of_
 def test_an_old_name_is_answered_with_the_key_of_today(word, advice):
     with refused(advice):
         parsed([word], {option.name: option for option in options(RunConfig)})
+
+
+@pytest.mark.parametrize("word", ["pipeline_type=spd", "draft=spd", "draft=spd+suffix"])
+def test_an_old_value_is_answered_with_what_to_write(word):
+    with refused(f"{word} is unknown: write pipeline_type=streaming and draft=eagle+suffix, which are faster"):
+        parse(["toy", word])
 
 
 def test_the_keys_of_today_that_old_names_lead_to_exist():

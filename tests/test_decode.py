@@ -99,7 +99,7 @@ def test_a_miss_counts_though_the_answer_ends_behind_it(strategy):
     assert len(begun) <= got.misses <= len(got.token_ids) // 2
 
 
-@pytest.mark.parametrize("strategy", ["continuous", "streaming", "pipedec", "pruned", "pipeinfer", "spd"])
+@pytest.mark.parametrize("strategy", ["continuous", "streaming", "pipedec", "pruned", "pipeinfer"])
 def test_each_segment_that_comes_back_with_rows_is_a_verification(strategy, monkeypatch):
     """One that settles nothing counts, too, so accepted lengths of methods that never stop compare with others'."""
     judged, judge = [], RequestTarget._judge

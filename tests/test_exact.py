@@ -57,13 +57,6 @@ def test_a_block_that_is_guessed_in_one_pass_changes_nothing(strategy, stages, n
         assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])
 
 
-@pytest.mark.parametrize("strategy, stages, names, temperature", at_each_temperature(
-    ("streaming", 4, "partial"), *zip(SPECULATIVE, cycle([4, 2, 1]), cycle(["partial", "partial+twin+suffix"]))))
-def test_a_draft_that_reads_partial_features_changes_nothing(strategy, stages, names, temperature):
-    with pipeline(DEEP, stages, strategy, DEEP.mixture(*names.split("+"))) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])
-
-
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(*zip(SPECULATIVE, cycle([1, 4]))))
 def test_a_model_as_draft_changes_nothing(strategy, stages, temperature):
     with pipeline(TINY, stages, strategy, TINY.twin(noise=0.02)) as decoder:

@@ -239,14 +239,6 @@ def test_a_full_cache_ends_growth_and_begins_again_after_a_miss(capacity):
         assert len(table.seen) == capacity - len(tree.trunk) + 1
 
 
-@pytest.mark.parametrize("room", range(3))
-def test_guesses_ahead_of_the_tip_are_read_as_far_as_the_cache_has_room(room):
-    table, tree = Table(capacity=len(PROMPT) + room), TokenTree(PROMPT, LIMIT)
-    guesses = [tree.add(tree.tip, token, -1.0) for token in (2, 5)]
-    read = at_once(table._follow(tree, guesses))
-    assert len(read.out_TD) == 1 + room and table.cache.room == 0
-
-
 SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2),
             Sampler(1.3, top_k=4, seed=3)]
 

@@ -60,10 +60,10 @@ def test_a_group_follows_its_leader_and_leaders_make_the_ring():
     assert (list(placement.leaders), placement.world) == ([0, 1, 4], 7)
     assert [list(group) for group in placement.groups] == [[0],
                                                            [1, 2, 3], [4, 5, 6]]
-    assert placement.peers(0) == [(4, [1], [1, 4], None, False, False)]
-    assert placement.peers(4) == [(1, [0], (), 0, False, False)]
-    assert placement.peers(5) == [(4, (), (), None, True, False)]
-    assert placement.fan(4) == (None, [5, 6], (), None, False, False)
+    assert placement.peers(0) == [(4, [1], [1, 4], None, False)]
+    assert placement.peers(4) == [(1, [0], (), 0, False)]
+    assert placement.peers(5) == [(4, (), (), None, True)]
+    assert placement.fan(4) == (None, [5, 6], (), None, False)
     assert placement.fan(0) is placement.fan(5) is None
     alone = Placement.of([8], 4)
     pipeline = Placement.of([0, 1, 1], 1)
@@ -83,7 +83,7 @@ class Script:
     def urgent(self):
         return self.steps.pop(0) if self.steps and isinstance(self.steps[0], Prune) else None
 
-    send = broadcast = report = lambda self, msg: self.sent.append(msg)
+    send = broadcast = lambda self, msg: self.sent.append(msg)
 
 
 class Diary:
@@ -100,9 +100,6 @@ class Diary:
 
     def without_dead_rows(self, msg):
         return msg
-
-    def reports_of(self, msg):
-        return []
 
 
 def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():

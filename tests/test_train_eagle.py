@@ -18,8 +18,7 @@ from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.eagle import Eagle
 from model.drafts.head_files import fit_head
 from model.drafts.heads import Eagle3Head, EagleHead
-from model.drafts.network import at_once, read_all
-from model.drafts.partial import PartialDraft, way_to
+from model.drafts.network import at_once
 from model.text import Text
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
@@ -40,7 +39,6 @@ from train.eagle.block import BlockTask, block_part
 from train.eagle.judge import evaluate, open_decoder
 from train.eagle.loss import Objective, Task, WordTask, own_part, part_at
 from train.eagle.options import parser
-from train.eagle.partial import PartialTask, partial_part, stage_ends
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
 
@@ -291,66 +289,6 @@ def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talk
     drafts_the_text_of_ar(base, tmp_path)
     with refused("--block trains a new DFlash head"):
         train_eagle.train(parser().parse_args([*command, "--eagle3"]))
-
-
-def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_and_talks, tmp_path, monkeypatch):
-    base, talks = base_and_talks
-    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
-    common = ["--data", str(talks), "--template", "vicuna", "--epochs", "1", "--held-out", "0.2", "--threads", "1"]
-    third = [str(base), str(tmp_path / "third"), *common, "--eagle3", "--own-epochs", "0", "--judged", "0"]
-    assert train_eagle.main(third) == 0
-    command = [str(base), str(tmp_path / "whole"), *common, "--judged", "1", "--partial", "3"]
-    assert train_eagle.main([*command, "--from", str(tmp_path / "third"), "--rate", "1e-12"]) == 0
-    written = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert written["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6] and written["partial_features"] is True
-    held, before = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "third"))
-    assert torch.equal(held["midlayer.mlp.up_proj.weight"], before["midlayer.mlp.up_proj.weight"]), "as it began"
-    record = json.loads((tmp_path / "whole" / "training.json").read_text())
-    assert list(record["held_out_agreement"]) == ["0", "1", "2", "3", "4"]
-    drafts_the_text_of_ar(base, tmp_path, "spd")
-    with refused("--partial trains an SPD head"):
-        train_eagle.train(parser().parse_args([*command, "--eagle3"]))
-    again = [str(base), str(tmp_path / "again"), *common, "--judged", "0", "--from", str(tmp_path / "whole")]
-    with refused("is an SPD head; add --partial STAGES"):
-        train_eagle.train(parser().parse_args(again))
-    for wrong in ("1", "9", "0+2+2"):
-        with refused(f"--partial {wrong} "):
-            train_eagle.train(parser().parse_args([*again, "--partial", wrong]))
-    assert train_eagle.main([*again, "--partial", "0+2+2+3", "--rate", "1e-12"]) == 0
-    goes_on = load_file(tmp_path / "again" / "model.safetensors")
-    assert torch.equal(goes_on["fc.weight"], held["fc.weight"])
-
-
-def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, monkeypatch):
-    monkeypatch.setattr(teacher, "inner", ())
-    config = heads.describe_partial(teacher, CONFIG.vocab, stage_ends("3", 7))
-    head = heads.new_head(teacher, config, torch.arange(CONFIG.vocab), seed=1)
-    task, row = PartialTask(teacher, head, partial_part(3, 100, 1)), make_rows()[0]
-    ids = row.ids.long()
-    _, inner, _ = teacher.read(ids)
-    starts = torch.tensor([8, 9, 10])
-    made = list(task.passes(ids, inner, starts))
-    width = CONFIG.hidden
-    for place, start in enumerate(starts.tolist()):  # one start after another has one more guess under way
-        tree = TokenTree(ids[:start + 2].tolist(), 64)
-        tree.unsent_text.clear()
-        for node, feature in zip(tree.trunk, inner[:start + 1]):
-            tree.nodes[node].hidden = feature
-        node = tree.tip
-        draft = PartialDraft(task.head, None, 64)
-        at_once(draft.expand(tree, [node], 1))
-        for guess in range(1, 4):
-            layers = max(0, min(place + 1 - guess, 3))
-            tree.nodes[node].partial = inner[start + guess, :layers * width]
-            node = tree.add(node, int(ids[start + 1 + guess]), -float(guess))
-            way = way_to(tree, [node], 64)
-            draft.cache.drop()
-            draft.cache.admit(way, [tree.nodes[each].parent for each in way], text=0)
-            reading = draft._reading(tree, way, draft.features(tree, way), 1)
-            (read,) = read_all([reading])
-            torch.testing.assert_close(made[guess][1][place], read.out_TD[-1], atol=1e-9, rtol=1e-9)
-    assert task.learn([row], (0,))["loss"] > 0
-    assert all(0 <= right <= 1 for right in task.agreement([row], task.depths))
 
 
 def test_the_rate_falls_in_each_part():
@@ -716,9 +654,8 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
     assert "--from trains only the second part" in said("--from", "head", "--authors")
     assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))
-    for form in (("--block", "8"), ("--partial", "4")):
-        for words in (("--own-epochs", "1"), ("--passes", "2"), ("--noise", "0"), ("--word-weight", "1")):
-            assert f"{words[0]} applies to EAGLE heads only" in said(*form, *words)
+    for words in (("--own-epochs", "1"), ("--passes", "2"), ("--noise", "0"), ("--word-weight", "1")):
+        assert f"{words[0]} applies to EAGLE heads only" in said("--block", "8", *words)
     assert "--device nowhere is unknown" in said("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")

@@ -17,14 +17,13 @@ from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.block_heads import BlockForm
-from config.schema.heads import HeadDialect, read_dialect, usual_layers
+from config.schema.heads import read_dialect, usual_layers
 from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
 from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network
-from model.drafts.partial import PartialDraft
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
@@ -35,7 +34,6 @@ from pipeline.link import Peers
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
-from train.eagle.partial import stage_ends
 
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4,
                      kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
@@ -105,14 +103,6 @@ class Tiny:
         head.shift = torch.tensor([i for i in range(CONFIG.vocab) if i not in absent]) - torch.arange(vocab)
         return Eagle(head, head.logits, CAPACITY)
 
-    def partial(self) -> PartialDraft:
-        """A head that reads what stages of two layers have made of rows under way."""
-        layers = stage_ends(str(self.config.layers // 2), self.config.layers)
-        dialect = HeadDialect(tuple(layers), fc_norm=True, partial=True)
-        head = Eagle3Head(replace(CONFIG, layers=1), CONFIG.hidden, CONFIG.vocab, dialect)
-        fill(head, weights(head, seed=7), torch.float64, "cpu")
-        return PartialDraft(head, head.logits, CAPACITY)
-
     def block(self) -> BlockDraft:
         """A head of DFlash, for blocks of six tokens."""
         sizes = replace(CONFIG, layers=2, family=replace(CONFIG.family, head_norms=True))
@@ -151,7 +141,6 @@ class Tiny:
         """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
         makers: dict[str, Callable[[], Network]] = {
             "eagle": self.eagle, "eagle3": self.eagle3, "block": self.block, "drifting": self.eagle,
-            "partial": self.partial,
             "twin": partial(self.twin, 0.02),
             "other": self.other}
         networks = []
@@ -224,7 +213,7 @@ def ring_of_threads(world: int) -> list[LocalLink]:
     inboxes = [Inbox() for _ in range(world)]
     others = [[peer for peer in range(world) if peer != rank] for rank in range(world)]
     roots = [None, *[0] * (world - 1)]
-    peers = [Peers(None, [(rank + 1) % world], others[rank], roots[rank], with_reports=True) for rank in range(world)]
+    peers = [Peers(None, [(rank + 1) % world], others[rank], roots[rank]) for rank in range(world)]
     return [LocalLink(rank, inboxes, peers[rank]) for rank in range(world)]
 
 
@@ -237,17 +226,13 @@ def work(stage: Stage, link: Any) -> None:
         raise
 
 
-def stages_of(tiny: Tiny, stages: int, draft: Any = None) -> list[Stage]:
-    """The model in so many stages, which report features if the draft reads those of rows under way."""
+def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
+    """The model in so many stages."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    inner, reports = usual_layers(layers), False
-    for network in getattr(draft, "networks", ()):
-        if network.source == "spd":
-            inner, reports = network.network.inner, True
     return [Stage(tiny.slice(a, b),
                   partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), num_requests=PLACES,
-                  inner_layers=[i for i in inner if a <= i < b], reports_features=reports)
+                  inner_layers=[i for i in usual_layers(layers) if a <= i < b])
             for a, b in zip(bounds, bounds[1:])]
 
 
@@ -269,7 +254,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
-    workers = stages_of(tiny, stages, draft)
+    workers = stages_of(tiny, stages)
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, PipelineLimits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]

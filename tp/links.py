@@ -13,7 +13,7 @@ from typing import Any, Sequence
 
 from config.failure import PeerLost, explain
 from model.weights.split import placements
-from pipeline.link import Link, Peers, StageLink
+from pipeline.link import Link, Peers
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
 
@@ -24,10 +24,9 @@ class Placement:
 
     rings: Sequence[Sequence[int]]  # for each copy of the model its leaders in order, rank 0 first
     world: int  # number of ranks
-    reports: bool = False  # whether stages report inner features to rank 0
 
     @staticmethod
-    def of(layer_counts: Sequence[int], group_size: int, copies: int = 1, reports: bool = False) -> Placement:
+    def of(layer_counts: Sequence[int], group_size: int, copies: int = 1) -> Placement:
         """Return the placement of `copies` of a model; stage i has `layer_counts[i]` layers and `group_size` ranks.
 
         If there is only one stage, rank 0 is one of its ranks. Otherwise rank 0 is a stage of its own, which all copies
@@ -43,7 +42,7 @@ class Placement:
         for copy in range(copies):
             rank_offset = num_copied * copy
             rings.append([root, *(rank_offset + leader for leader in other_leaders)])
-        return Placement(rings, 1 + copies * num_copied, reports)
+        return Placement(rings, 1 + copies * num_copied)
 
     @property
     def root(self) -> int:
@@ -73,7 +72,7 @@ class Placement:
         leader = self.group(rank)[0]
         if rank != leader:
             return [Peers(leader, (), in_order=True)]
-        return [_neighbours(ring, rank)._replace(with_reports=self.reports) for ring in self.rings if rank in ring]
+        return [_neighbours(ring, rank) for ring in self.rings if rank in ring]
 
     @property
     def shares(self) -> bool:
@@ -145,9 +144,9 @@ class Loop:
 class ForwardingLink:
     """A leader's link in the ring; it forwards messages to the members in the order in which it hands them out."""
 
-    def __init__(self, link: StageLink, member_link: Link) -> None:
+    def __init__(self, link: Link, member_link: Link) -> None:
         self._link, self._member_link = link, member_link
-        self.send, self.broadcast, self.report = link.send, link.broadcast, link.report
+        self.send, self.broadcast = link.send, link.broadcast
 
     @property
     def ready(self) -> bool:

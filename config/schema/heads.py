@@ -14,23 +14,22 @@ LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 COUNTED = "aux_layer_ids_are"  # inputs or outputs: our own key, which a user may add, since no format specifies it
 NESTED = "eagle_config"  # in which some heads nest keys that others have at the top
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-PARTIAL = "partial_features"  # of a head that was trained here for draft=spd
 VOCAB = ("draft_vocab_size", "truncated_vocab_size")
 KIND = "speculators_model_type"
 ONLY = {  # keys that change what a head computes, and their only supported values
     "logit_scale": 1, "parallel_draft_step": 1, "pruned_heads": {}, "use_mtp_layernorm": False,
     "next_layer_regular": True, "additional_fc": False, "reuse_target_lm_head": False, KIND: "eagle3",
-    "quantization_config": None,
+    "quantization_config": None, "partial_features": False,
 }
 FIRST_ONLY = {  # of EAGLE-1 and 2
-    "num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys((*NORMS, PARTIAL), False)}
+    "num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys(NORMS, False)}
 THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # true only in EAGLE-3
 INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # keys that `NESTED` may hold, too
 READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
     max_position_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor hidden_act attention_bias
     mlp_bias qkv_bias target_hidden_size layer_types sliding_window use_sliding_window
-    unrolled_passes num_hidden_layers""".split(), VOCAB, (NESTED, PARTIAL))
+    unrolled_passes num_hidden_layers""".split(), VOCAB, (NESTED,))
 HARMLESS = frozenset("""
     architectures model_name_or_path target_model_type dtype torch_dtype transformers_version initializer_range
     bias tie_word_embeddings attention_dropout pretraining_tp use_cache max_window_layers
@@ -56,7 +55,6 @@ class HeadDialect:
     norm_before_fc: bool = False  # one norm over all inner features, concatenated
     fc_norm: bool = False  # one norm for each inner feature (EAGLE-3.1)
     norm_output: bool = False  # the feature that it feeds to itself is normed, as its LM head's input (EAGLE-3.1)
-    partial: bool = False  # it was trained on rows with the features of only some of these layers (SPD)
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
@@ -68,7 +66,7 @@ def read_dialect(config: Mapping[str, Any], layers: int) -> HeadDialect:
     """Return the dialect of an EAGLE-3 head for a target with `layers` layers; `head_problems` has checked `config`."""
     flat_config = {**config, **(config.get(NESTED) or {})}
     norms = {name: bool(flat_config.get(name)) for name in NORMS}
-    return HeadDialect(_inner_layers(flat_config, layers), **norms, partial=bool(config.get(PARTIAL)))
+    return HeadDialect(_inner_layers(flat_config, layers), **norms)
 
 
 def _inner_layers(flat_config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -124,8 +122,6 @@ def head_problems(config: Mapping[str, Any], is_eagle3: bool, layers: int, conte
     # keys together
     if is_eagle3:
         yield from _reach_problems(flat_config, layers)
-    if is_eagle3 and config.get(PARTIAL) and not flat_config.get("fc_norm"):
-        yield only_supported("fc_norm", False, f"true, with {PARTIAL}")
     yield from _window_problems(config, context)
 
 
@@ -133,7 +129,7 @@ def _value_problems(key: str, value: Any, is_eagle3: bool) -> Iterator[str]:
     """Yield the problems of the value of a key that is read."""
     if key in LAYERS:
         yield from _layer_problems(key, value, is_eagle3)
-    elif key in (*NORMS, PARTIAL) and not fits(value, bool):
+    elif key in NORMS and not fits(value, bool):
         yield only_supported(key, value, "true or false")
     elif key == COUNTED and value not in ("inputs", "outputs"):
         yield only_supported(key, value, "inputs or outputs")

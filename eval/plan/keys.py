@@ -11,6 +11,7 @@ from config.cli import headless, needs_head, no_head
 from config.drafts import DRAFTS, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.keys import shared_key, with_defaults
 from config.methods import METHODS
+from config.old_names import instead_of
 from config.run_config import RunConfig
 from config.values import NUMBER, Choices, Range, listed
 from eval.keys import DataSetKeys
@@ -70,8 +71,7 @@ class PlanConfig(DataSetKeys):
             typed_list = getattr(self, list_name)
             for name in listed(typed_list):
                 if name not in valid_names:
-                    options = ", ".join(valid_names)
-                    yield f"{list_name}={typed_list} holds {name}, which is unknown: choose from {options}"
+                    yield f"{list_name}={typed_list} holds {name}, which is unknown: {instead_of(name, valid_names)}"
 
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):

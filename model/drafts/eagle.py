@@ -9,7 +9,7 @@ Shapes: T rows, D model, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, Sequence
+from typing import Callable, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -95,11 +95,10 @@ class Eagle(TreeDraft):
         super()._begin_behind(length)
         self._first_guess: FirstGuess | None = None
 
-    def _follow(self, tree: TokenTree,
-                ahead: Sequence[int] = ()) -> Steps[Read | None]:
-        read = yield from super()._follow(tree, ahead)
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        read = yield from super()._follow(tree)
         if read is not None and self.fit and not self.fit.is_complete:
-            self._judge(self.fit, tree, read.logits_AV[:1])
+            self._judge(self.fit, tree, read.logits_AV)
         return read
 
     def _judge(self, fit: Fit, tree: TokenTree, logits_1V: Tensor) -> None:

@@ -18,7 +18,6 @@ from model.drafts.dspark import DSparkHead, MarkovDraft
 from model.drafts.eagle import Eagle, Fit
 from model.drafts.heads import Eagle3Head, EagleHead, Head, MtpHead
 from model.drafts.network import LMHead, TreeDraft
-from model.drafts.partial import PartialDraft
 from model.llama import LlamaConfig, fill
 from model.weights.checkpoint import Checkpoint, form_of
 from model.weights.parts import BUFFER, TensorShape, check_shapes, read_sizes
@@ -40,8 +39,6 @@ def draft_with(head: Head, lm_head: LMHead, capacity: int, fit: Fit | None = Non
         return MarkovDraft(head, lm_head, capacity)
     if isinstance(head, DFlashHead):
         return BlockDraft(head, lm_head, capacity)
-    if isinstance(head, Eagle3Head) and head.dialect.partial:
-        return PartialDraft(head, lm_head, capacity, fit)
     return Eagle(head, lm_head, capacity, fit)
 
 

@@ -278,13 +278,8 @@ class TreeDraft(Network):
         is_allowed = self._num_levels <= growth.depth and next_position < tree.max_tokens
         return is_allowed and self._is_worth_deepening
 
-    def _follow(self, tree: TokenTree,
-                ahead: Sequence[int] = ()) -> Steps[Read | None]:
-        """Read newly settled text; return the output for the tip, or None if it cannot be read yet.
-
-        A network that needs no features also reads guesses `ahead` of the tip in the same pass, as far as there is
-        room.
-        """
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        """Read newly settled text; return the output for the tip, or None if it cannot be read yet."""
         self.cache.drop()
         read: Read | None = None
         while self._num_read < len(tree.trunk):
@@ -292,21 +287,16 @@ class TreeDraft(Network):
             if not chunk:
                 break
 
+            parents = [tree.nodes[node].parent for node in chunk]
+            self.cache.admit(chunk, parents, text=len(chunk))
             num_read = self._num_read + len(chunk)
-            ahead = ahead[:max(0, self.cache.room - len(chunk))]
-            rows, num_logit_rows = chunk, 0
-            if num_read == len(tree.trunk):
-                rows, num_logit_rows = [*chunk, *ahead], 1 + len(ahead)
-
-            parents = [tree.nodes[node].parent for node in rows]
-            self.cache.admit(rows, parents, text=len(chunk))
-            read = yield self._reading(tree, rows, self.features(tree, rows), num_logit_rows)
+            read = yield self._reading(tree, chunk, self.features(tree, chunk), int(num_read == len(tree.trunk)))
             self._num_read = num_read
 
         if read is None or self._num_read < len(tree.trunk):
             return None
         self._begin_at_tip(tree)
-        return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
+        return read._replace(out_TD=read.out_TD[-1:])
 
     def _begin_at_tip(self, tree: TokenTree) -> None:
         """Begin a tree at the tip, whose text was read."""

@@ -34,7 +34,6 @@ from train.eagle.judge import evaluate, open_decoder
 from train.eagle.lessons import LESSON_FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
-from train.eagle.partial import PartialTask, partial_part, stage_ends
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import Trainable
 from train.own import make_own
@@ -84,9 +83,6 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
         config = heads.describe_block(teacher, form, args.layers)
         return config, heads.new_head(teacher, config, None, args.seed)
 
-    if args.partial:
-        return open_partial(args, teacher, rows)
-
     if args.given:
         source = Checkpoint(args.given)
         return dict(source.config), heads.load_trained(teacher, source)
@@ -97,31 +93,12 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
     return config, heads.new_head(teacher, config, word_ids, args.seed)
 
 
-def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
-    """Return a head for partial features, initialized with the layer and the words of the head of --from, if given."""
-    given_head = heads.load_trained(teacher, Checkpoint(args.given)) if args.given else None
-    if isinstance(given_head, Eagle3Head):
-        word_ids = heads.known_words(given_head)
-    else:
-        word_ids = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
-
-    layers = stage_ends(args.partial, teacher.config.layers)
-    config = heads.describe_partial(teacher, len(word_ids), layers)
-    head = heads.new_head(teacher, config, word_ids, args.seed)
-
-    if given_head is not None:
-        heads.inherit(head, given_head)
-    return config, head
-
-
-def open_parts(args: Namespace, num_rows: int, is_eagle3: bool, num_stages: int = 0) -> list[Objective]:
-    """Return the parts of a training on `num_rows` conversations; `num_stages` is 0 except for an SPD head."""
+def open_parts(args: Namespace, num_rows: int, is_eagle3: bool) -> list[Objective]:
+    """Return the parts of a training on `num_rows` conversations."""
     first_steps = math.ceil(args.epochs * num_rows / args.batch) or 1
     own_steps = math.ceil(args.own_epochs * num_rows / args.batch) or 1
     if args.block:
         return [block_part(args.block, args.starts, first_steps)]
-    if num_stages:
-        return [partial_part(num_stages, args.starts, first_steps)]
 
     noise = 0.0 if is_eagle3 else args.noise
     if args.authors and is_eagle3:
@@ -155,20 +132,14 @@ def check_base(args: Namespace) -> int:
     """Return the base's positions. Raise ValueError if it does not fit this kind of head, or the head of --from."""
     base = Checkpoint(args.model_dir)
     base_sizes = LlamaConfig.read(base.config)
-    if args.partial:
-        stage_ends(args.partial, base_sizes.layers)
     if args.given:
         given_head = fit_head(Checkpoint(args.given), base.config)
         if isinstance(given_head, (MtpHead, DFlashHead)):
             raise ValueError(f"the head in {args.given} is not an EAGLE head, and --from supports no others; omit "
                              "--from")
 
-        is_eagle3 = isinstance(given_head, Eagle3Head)
-        if isinstance(given_head, Eagle3Head) and given_head.dialect.partial and not args.partial:
-            raise ValueError(f"the head in {args.given} is an SPD head; add --partial STAGES")
-        if (args.eagle3 or args.partial) and not is_eagle3:
-            option = "--partial" if args.partial else "--eagle3"
-            raise ValueError(f"the head in {args.given} is an EAGLE-1/2 head; omit {option}")
+        if args.eagle3 and not isinstance(given_head, Eagle3Head):
+            raise ValueError(f"the head in {args.given} is an EAGLE-1/2 head; omit --eagle3")
     elif (args.eagle3 or args.block) and not usual_layers(base_sizes.layers):
         option = "--block" if args.block else "--eagle3"
         raise ValueError(f"a head of {option} needs a model of at least 7 layers, and the one in {args.model_dir} has "
@@ -204,9 +175,8 @@ def _train(args: Namespace, accelerator: Accelerator) -> None:
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
 
-    task_kind = PartialTask if args.partial else TASK_KINDS[type(head)]
-    num_stages = len(head.inner) if args.partial else 0
-    parts = open_parts(args, math.ceil(len(rows) / num_batches), task_kind is not Task, num_stages)
+    task_kind = TASK_KINDS[type(head)]
+    parts = open_parts(args, math.ceil(len(rows) / num_batches), task_kind is not Task)
     tasks = [task_kind(teacher, head, part) for part in parts]
     course = open_course(args, tasks[-1], parts, accelerator)
 
@@ -219,7 +189,7 @@ def _train(args: Namespace, accelerator: Accelerator) -> None:
 
     if not course.share.writes:
         return
-    if not (args.block or args.partial):
+    if not args.block:
         config["unrolled_passes"] = parts[-1].passes
 
     write(args, tasks[-1], config)

@@ -5,7 +5,7 @@ This module knows nothing about training.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Dict
 
@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from config.schema.block_heads import DFLASH, NESTED_KEYS, BlockForm, is_block, read_block
-from config.schema.heads import COUNTED, KIND, LAYERS, NORMS, PARTIAL, read_dialect
+from config.schema.heads import KIND, LAYERS, NORMS, read_dialect
 from launch.split.write import WEIGHTS, store
 from model.drafts.dflash import DFlashHead
 from model.drafts.head_files import MAPS, OWN_EMBEDDING, load_head
@@ -93,11 +93,6 @@ def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
             "num_target_layers": teacher.config.layers, "block_size": form.size, NESTED_KEYS: dflash_fields}
 
 
-def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Config:
-    """Return the `config.json` of an SPD head, which reads the inputs of these layers as far as they are known."""
-    return {**describe(teacher, vocab, "eagle3.1"), LAYERS[0]: list(layers), COUNTED: "inputs", PARTIAL: True}
-
-
 def known_words(head: Eagle3Head) -> Tensor:
     """Return the base's ids of the words that an EAGLE-3 head knows, in the order of its own ids."""
     word_ids = torch.arange(head.lm_head.out_features)
@@ -148,20 +143,6 @@ def new_head(teacher: Teacher, config: Config, word_ids: Tensor | None, seed: in
             if len(word_ids) < head_sizes.vocab:
                 head.shift = (word_ids - torch.arange(len(word_ids))).to(teacher.device)
     return _learner(head.to(teacher.device))
-
-
-@torch.no_grad()
-def inherit(head: Trainable, given_head: Trainable) -> None:
-    """Copy the weights of another head of the base into `head`, except those that read features, if their inner layers
-    differ. Raise ValueError if the sizes differ."""
-    given_weights = dict(given_head.named_parameters())
-    skipped_prefixes = () if head.inner == given_head.inner else ("fc.", "fc_norm.")
-    for name, parameter in head.named_parameters():
-        if name.startswith(skipped_prefixes):
-            continue
-        if name not in given_weights or given_weights[name].shape != parameter.shape:
-            raise ValueError(f"the head of --from has no {name} of the size that an SPD head needs; omit --from")
-        parameter.copy_(given_weights[name])
 
 
 def _learning(teacher: Teacher) -> torch.dtype:

@@ -26,7 +26,7 @@ from train.course import WHOLE, BatchShare
 from train.data import Rows, TokenRow
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
-from train.eagle.unroll import KnownFeatures, Trainable, unroll
+from train.eagle.unroll import Trainable, unroll
 
 PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)
@@ -158,15 +158,9 @@ class Task:
         """Yield, for each pass, the pairs where its rows start, and the head's outputs for these rows."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
         num_passes = self.method.passes
-
-        known_features = self.later_features(feature_ND, starts_A)
-        outputs = unroll(self.head, ids_N[1:], feature_ND[:-1], num_passes, starts_A, known_features)
+        outputs = unroll(self.head, ids_N[1:], feature_ND[:-1], num_passes, starts_A)
         for pass_number, out_TD in enumerate(outputs):
             yield starts_A if pass_number else first_T, out_TD
-
-    def later_features(self, feature_ND: Tensor, starts_A: Tensor) -> KnownFeatures | None:
-        """Return the features that later passes read, or None if they read the head's previous outputs."""
-        return None
 
     def starts(self, row: TokenRow, seed: Sequence[int]) -> Tensor:
         """Return the pairs `[A]` where later passes start: all, or a random choice of those that predict a word of an

@@ -59,9 +59,6 @@ def parser() -> Options:
     block_sizes = BLOCK_SIZES[0], BLOCK_SIZES[-1]
     option_parser.number("--block", block_sizes, None, "train a DFlash head (7 layers, too), with "
                          "blocks of N tokens, including the one before the guesses; it has one part, of --epochs")
-    add("--partial", metavar="STAGES", default="", help="train an SPD head for draft=spd, which reads features of "
-        "guesses under way. STAGES is the number of stages, or their layers such as 0+8+8+7+7, as in the key stages. "
-        "It has one part, of --epochs, and begins with the layer of --from")
     option_parser.number("--layers", (1, 64), 2, "layers of a DFlash head (2; its authors' have 5)")
     add("--dialect", choices=list(DIALECTS), help="train an EAGLE-3 head in this form: eagle3, as published by EAGLE, "
         "SpecForge and AngelSlim; eagle3.1, with its norms; vllm; speculators, nested and with its norms")
@@ -127,14 +124,12 @@ def check(args: Namespace) -> None:
     if args.dialect and args.given:
         raise ValueError("--from keeps the form of its head; omit --dialect")
     args.eagle3 = args.eagle3 or bool(args.dialect)
-    if args.partial and (args.eagle3 or args.block or args.authors):
-        raise ValueError("--partial trains an SPD head; omit --eagle3, --dialect, --block and --authors")
     if args.block and (args.eagle3 or args.given or args.authors):
         raise ValueError("--block trains a new DFlash head; omit --eagle3, --dialect, --from and --authors")
 
     for option_name in ("own_epochs", "passes", "noise", "word_weight"):
         is_changed = getattr(args, option_name) != option_parser.get_default(option_name)
-        if is_changed and (args.partial or args.block):
+        if is_changed and args.block:
             raise ValueError(f"--{option_name.replace('_', '-')} applies to EAGLE heads only; omit it")
 
     if not 0 < args.held_out < 1:

@@ -8,7 +8,7 @@ S keys, E head dimension.
 """
 from __future__ import annotations
 
-from typing import Callable, Iterator, Union
+from typing import Iterator, Union
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from model.drafts.dflash import DFlashHead
 from model.drafts.heads import Eagle3Head, EagleHead
 
 Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
-# The features that a later pass reads, by its number and its pairs `[A]`.
-KnownFeatures = Callable[[int, Tensor], Tensor]
 
 
 class Causal:
@@ -72,13 +70,13 @@ class Unrolled:
         return pair_S <= last_T[:, None]
 
 
-def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, num_passes: int, starts_A: Tensor,
-           known_features: KnownFeatures | None = None) -> Iterator[Tensor]:
+def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, num_passes: int,
+           starts_A: Tensor) -> Iterator[Tensor]:
     """Yield the head's outputs in each pass: `[T, D]` in the first, at most `[A, D]` in the others.
 
-    A later pass reads the outputs of the previous one, or the features that `known_features` returns. Pair p is token
-    p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token p + s + 1, hence the next
-    token. Here p is i in the first pass, and `starts_A[i]` in the others. `starts_A` must be in rising order.
+    A later pass reads the outputs of the previous one. Pair p is token p + 1 with the target's feature of token p. Row
+    i of pass s predicts the feature of token p + s + 1, hence the next token. Here p is i in the first pass, and
+    `starts_A[i]` in the others. `starts_A` must be in rising order.
     """
     pos_T = torch.arange(len(token_T), device=token_T.device)
     cache = Unrolled(starts_A)
@@ -93,6 +91,5 @@ def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, num_passes: int
         pos_A = starts_A[starts_A < len(token_T) - pass_number] + pass_number
         if not len(pos_A):
             return
-        read_AD = known_features(pass_number, pos_A) if known_features else out_TD[:len(pos_A)]
-        out_TD = head(token_T[pos_A], read_AD, pos_A, cache)
+        out_TD = head(token_T[pos_A], out_TD[:len(pos_A)], pos_A, cache)
         yield out_TD
