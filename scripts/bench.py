@@ -1,7 +1,7 @@
 """Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
 
 Usage: python3 -m scripts.bench overhead|real_time|accidents|load|acceptance|profiles [PRESET] [key=value ...]
-       python3 -m scripts.bench stages|layers|links [--help]
+       python3 -m scripts.bench stages|layers [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
 
@@ -23,7 +23,6 @@ specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the pa
 stages      number types and quantized weights compared: a stage's time per segment, its error, the share of the
             memory's bandwidth, and how often the bundled model still finds the same token likeliest
 layers      how a layer's time divides: kernels, torch's dispatch, Python; by width, form and rows
-links       what a message of 1, 16 and 64 rows of a 7B model costs over sockets and over torch.distributed
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
 planner     plans for many random clusters, each made with some questions and judged by others in virtual time: the
@@ -47,12 +46,14 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "acceptance": "eval.bench.acceptance:acceptance",
     "stages": "eval.bench.forms:stages",
     "layers": "eval.bench.layers:layers",
-    "links": "eval.bench.links:links",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
     "specinfer": "eval.specinfer.tables:specinfer",
     "planner": "eval.plan.bench:planner",
     "profiles": "eval.plan.profiles:profiles",
+}
+OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its last figures are
+    "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
 }
 
 
@@ -62,7 +63,10 @@ def main(argv: Sequence[str]) -> int:
     if name in HELP_WORDS:
         print(__doc__)
         return 0
+    if name in OLD_COMMANDS:
+        raise ValueError(f"there is no measurement {name} any more: {OLD_COMMANDS[name]}")
     check_name(name, COMMANDS, "measurement")
+
     module, function = COMMANDS[name].split(":")
     code: int = getattr(import_module(module), function)(argv[1:])
     return code

@@ -15,7 +15,6 @@ from cluster.transport import CONTROL, DATA
 from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import RunConfig
-from eval.bench.links import links
 from launch.ranks import Member
 from launch.split.write import Layout, split
 from model.sample import Sampler
@@ -125,9 +124,3 @@ def test_a_receive_from_a_lost_rank_raises(tmp_path):
     with pytest.raises(PeerLost, match="rank 1 was lost"):
         wires[DATA].recv(torch.zeros(3), 1)
     dist.destroy_process_group()
-
-
-def test_the_bench_of_links_has_a_row_for_each_link_and_size(capsys):
-    assert links(["--messages", "2", "--rounds", "1"]) == 0
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split("  ")[0] for row in rows] == 3 * ["sockets"] + 3 * ["sockets, TCP"] + 3 * ["torch, gloo"]
