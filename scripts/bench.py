@@ -1,7 +1,7 @@
 """Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
 
 Usage: python3 -m scripts.bench overhead|real_time|accidents|load|acceptance|profiles [PRESET] [key=value ...]
-       python3 -m scripts.bench stages|layers [--help]
+       python3 -m scripts.bench stages [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
 
@@ -22,7 +22,6 @@ accidents   accidents (100) at random times, by method, for one and four answers
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
 stages      number types and quantized weights compared: a stage's time per segment, its error, the share of the
             memory's bandwidth, and how often the bundled model still finds the same token likeliest
-layers      how a layer's time divides: kernels, torch's dispatch, Python; by width, form and rows
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
 planner     plans for many random clusters, each made with some questions and judged by others in virtual time: the
@@ -45,7 +44,6 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "accidents": "eval.bench.accidents:accidents",
     "acceptance": "eval.bench.acceptance:acceptance",
     "stages": "eval.bench.forms:stages",
-    "layers": "eval.bench.layers:layers",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
     "specinfer": "eval.specinfer.tables:specinfer",
@@ -54,6 +52,8 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
 }
 OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its last figures are
     "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
+    "layers": "docs/performance.md has the last figures, under A stage on a processor; python3 -m scripts.doctor gpu "
+              "--device cpu times a layer",
 }
 
 

@@ -1,35 +1,15 @@
-"""Measurements of layers: the parts of a layer have their times, and every form has the same weights."""
+"""What measurements share: a stage has the same weights in every form, and a run's processes are found."""
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
 
-import pytest
 import torch
 
-from eval.bench import layers, process_tree
+from eval.bench import process_tree
 from eval.bench.stage import Form, build, read
 from tests.saved import wait_until
-
-
-@pytest.fixture(autouse=True)
-def as_it_was():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_grad_enabled(True)
-
-
-def test_a_layer_s_time_is_kernels_dispatch_and_python(monkeypatch, capsys):
-    monkeypatch.setattr(layers, "LAYER_SIZES", {64: (96, 2)})
-    monkeypatch.setattr(layers, "CONTEXT", 8)
-    monkeypatch.setattr(layers, "FORMS", layers.FORMS[:1])
-    assert layers.layers("--widths 64 --repeats 2".split()) == 0
-    _, heading, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[:3] for row in rows] == [["64,", "float32", "1"], ["64,", "float32", "16"]]
-    whole, kernels, dispatch, _ = map(float, rows[0].split()[3:])
-    assert whole > 0 and kernels > 0 and dispatch > 0
 
 
 def test_a_stage_in_another_form_is_made_of_the_same_weights():
