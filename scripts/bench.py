@@ -1,6 +1,6 @@
-"""Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
+"""Measurements: the time of Python itself, the cost of number types and quantized weights, the effect of accidents.
 
-Usage: python3 -m scripts.bench overhead|real_time|accidents|load|acceptance|profiles [PRESET] [key=value ...]
+Usage: python3 -m scripts.bench overhead|real_time|accidents|load|profiles [PRESET] [key=value ...]
        python3 -m scripts.bench stages [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
@@ -13,8 +13,6 @@ real_time   methods on this machine as it is, alternately in 1, 2 and 4 stages: 
             to the first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by arrivals per
             second, at random or recorded times, and by the number of concurrent requests (see --help)
-acceptance  the mean accepted length, the target's own token included, on questions of the six sets with EAGLE-2's tree:
-            60 nodes with the root, six levels, ten children
 accidents   accidents (100) at random times, by method, for one and four answers at once: a rank is killed or stopped,
             its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
             are lost or have another text, and how long they wait. places=processes,namespaces: on one machine, and
@@ -42,7 +40,6 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "overhead": "eval.bench.overhead:overhead",
     "real_time": "eval.bench.real_time:real_time",
     "accidents": "eval.bench.accidents:accidents",
-    "acceptance": "eval.bench.acceptance:acceptance",
     "stages": "eval.bench.forms:stages",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
@@ -51,6 +48,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "profiles": "eval.plan.profiles:profiles",
 }
 OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its last figures are
+    "acceptance": "type bash run_eval.sh methods=serial, whose report.md has the mean accepted length",
     "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
     "layers": "docs/performance.md has the last figures, under A stage on a processor; python3 -m scripts.doctor gpu "
               "--device cpu times a layer",

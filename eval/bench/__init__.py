@@ -1,4 +1,4 @@
-"""Measurements of one machine: the cost of models, the accuracy of drafts, and the effect of accidents.
+"""Measurements of one machine: the cost of models, and the effect of accidents.
 
 This module has their common parts: questions, the decoders of methods, the speed of answers, the cost of alternating
 calls, and the processes of a run.
