@@ -1,16 +1,14 @@
 """Measurements: the time of Python itself, the cost of number types and quantized weights, the effect of accidents.
 
-Usage: python3 -m scripts.bench overhead|real_time|accidents|load|profiles [PRESET] [key=value ...]
+Usage: python3 -m scripts.bench overhead|accidents|load|profiles [PRESET] [key=value ...]
        python3 -m scripts.bench stages [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
 
-Without a PRESET the bundled model is measured, by real_time SmolLM2.
+Without a PRESET the bundled model is measured.
 
 overhead    rank 0's own time per turn and a stage's per segment, outside models, and the time from send to receive per
             link (medians), with trees of 64 nodes; with pipeline_type=serial ranks do not compute at the same time
-real_time   methods on this machine as it is, alternately in 1, 2 and 4 stages: speed relative to plain decoding, time
-            to the first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by arrivals per
             second, at random or recorded times, and by the number of concurrent requests (see --help)
 accidents   accidents (100) at random times, by method, for one and four answers at once: a rank is killed or stopped,
@@ -38,7 +36,6 @@ from config.keys import HELP_WORDS, check_name
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
-    "real_time": "eval.bench.real_time:real_time",
     "accidents": "eval.bench.accidents:accidents",
     "stages": "eval.bench.forms:stages",
     "peers": "eval.bench.peers:peers",
@@ -52,6 +49,8 @@ OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its las
     "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
     "layers": "docs/performance.md has the last figures, under A stage on a processor; python3 -m scripts.doctor gpu "
               "--device cpu times a layer",
+    "real_time": "type bash run_eval.sh profile=none stages=N for each number of stages; docs/performance.md has the last "
+                 "figures, under Processes that share the cores of one machine",
 }
 
 

@@ -1,14 +1,13 @@
 """Measurements of one machine: the cost of models, and the effect of accidents.
 
-This module has their common parts: questions, the decoders of methods, the speed of answers, the cost of alternating
-calls, and the processes of a run.
+This module has their common parts: questions, the decoders of methods, the speed of answers, and the cost of
+alternating calls.
 """
 from __future__ import annotations
 
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Callable, Hashable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from launch.pipeline import Pipeline
@@ -77,12 +76,3 @@ def number(text: str) -> int:
     if not is_number or not 1 <= int(text[:20]) <= MAX_SIZE:
         raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {MAX_SIZE}")
     return int(text)
-
-
-def process_tree(process_id: int) -> list[int]:
-    """Return the ids of a process and of all its descendants."""
-    process_ids = [process_id]
-    for parent in process_ids:  # grows on the way
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            process_ids += map(int, children.read_text().split())
-    return process_ids
