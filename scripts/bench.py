@@ -19,7 +19,7 @@ specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the pa
 stages      number types and quantized weights compared: a stage's time per segment, its error, the share of the
             memory's bandwidth, and how often the bundled model still finds the same token likeliest
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
-            64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
+            64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers
 planner     plans for many random clusters, each made with some questions and judged by others in virtual time: the
             speed of the choice relative to the best one, and to plain decoding
 profiles    every method with every draft on every emulated cluster, in virtual time; it takes the keys of scripts.plan:
@@ -49,8 +49,10 @@ OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its las
     "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
     "layers": "docs/performance.md has the last figures, under A stage on a processor; python3 -m scripts.doctor gpu "
               "--device cpu times a layer",
-    "real_time": "type bash run_eval.sh profile=none stages=N for each number of stages; docs/performance.md has the last "
-                 "figures, under Processes that share the cores of one machine",
+    "real_time": "type bash run_eval.sh profile=none stages=N; docs/performance.md has the last figures, under Processes "
+                 "that share the cores of one machine",
+    "rpc": "docs/performance.md has the last figures, under Beside llama.cpp and transformers; peers compares in one "
+           "process",
 }
 
 

@@ -1,19 +1,10 @@
 """The comparison with what people would take instead: everyone reads the same file, and missing ones are named."""
 from __future__ import annotations
 
-import socket
-import time
-from argparse import Namespace
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from config.failure import guarded
-from config.profiles import PROFILES
-from eval.bench import Cost, peers, rpc
+from eval.bench import Cost, peers
 from eval.bench.peers import table, write_random
-from eval.bench.rpc import LOCALHOST, wire
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
@@ -67,53 +58,9 @@ def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_
     assert found.vocab == len(TOKENS) and found.tied
 
 
-def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_said(tmp_path, monkeypatch, capsys):
-    args = Namespace(over=2, repeats=1, binaries=str(tmp_path), wires=None, file=Path("m.gguf"))
-    speeds = {"pipeline_type=ar": 2.0, "pipeline_type=streaming": 6.0}
-    monkeypatch.setattr(rpc, "ours", lambda words, written: speeds[words[-1]])
-    rpc.compare(args, tmp_path / "m.gguf", tmp_path)
-    said = capsys.readouterr()
-    assert "llama-bench or ggml-rpc-server is missing" in said.err and "RPC" not in said.out
-    asked = tmp_path / "asked"
-    for name, line in (("rpc-server", "exec sleep 60"),
-                       ("llama-bench", f'echo "$@" > {asked}; echo \'[{{"avg_ts": 4.0}}]\'')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    rpc.compare(args, tmp_path / "m.gguf", tmp_path)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
-    assert [row[-2:] for row in rows] == [["4.0", "1.00"],
-                                          ["2.0", "0.50"], ["6.0", "1.50"]]
-    places = asked.read_text().split("-rpc ")[1].split()[0].split(",")
-    assert len(set(places)) == 2 and all(place.startswith("127.0.0.1:") for place in places)
-
-
-def test_wires_of_a_cluster_carry_all_bytes_both_ways_and_not_sooner_than_their_latency_and_rate_allow():
-    cluster, sent = replace(PROFILES["jetson-7b"], latency=30.0, mbps=400), bytes(range(256)) * 4096
-    with socket.create_server((LOCALHOST, 0)) as door, wire(door.getsockname()[1], cluster) as port:
-        start = time.monotonic()
-        with socket.create_connection((LOCALHOST, port)) as here, door.accept()[0] as there:
-            writer = guarded("writer", lambda: (here.sendall(sent), here.shutdown(socket.SHUT_WR)), fail)
-            assert whole(there) == sent
-            assert time.monotonic() - start >= 0.030 + len(sent) * 8 / 400e6
-            start = time.monotonic()
-            there.sendall(b"answer")
-            there.shutdown(socket.SHUT_WR)
-            assert whole(here) == b"answer"
-            assert time.monotonic() - start >= 0.030
-            writer.join()
-
-
-def whole(connection):
-    """All that comes until the other end has ended."""
-    with connection.makefile("rb") as read:
-        return read.read()
-
-
-def fail(thread, error):
-    raise AssertionError(thread) from error
-
-
-def test_wires_without_processes_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        peers.peers(["m.gguf", "--wires", "wifi"])
-    assert "add --over N" in capsys.readouterr().err
+def test_a_comparison_over_processes_is_answered_by_where_its_figures_are(capsys):
+    for words in (["--over", "4"], ["over=4"]):
+        with pytest.raises(SystemExit) as end:
+            peers.peers(["m.gguf", *words])
+        assert end.value.code == 2
+        assert "is not measured any more: leave it out; docs/performance.md has the last" in capsys.readouterr().err

@@ -5,6 +5,7 @@ cores, only the latter are the cost of a token.
 """
 from __future__ import annotations
 
+import argparse
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -16,9 +17,7 @@ import torch
 
 from config.console import say
 from config.dialect import OptionParser
-from config.profiles import PROFILES
 from eval.bench import Cost, by_turns, cost, number
-from eval.bench.rpc import compare
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.split.gguf import unpack
@@ -34,7 +33,7 @@ CONTEXT = 512
 SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
            "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
            "rope.dimension_count": 128}  # sizes by their names in GGUF
-NUM_LAYERS = 2  # of a model of those sizes in one process
+NUM_LAYERS = 2  # of a model of those sizes
 BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
 HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
 Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes this many tokens after it
@@ -46,32 +45,21 @@ def peers(argv: list[str]) -> int:
     parser = OptionParser(prog="python3 -m scripts.bench peers")
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
-                        help="7b: random weights of a 7B model's shapes, two layers or one for each process (own)")
+                        help="7b: random weights of a 7B model's shapes, two layers (own)")
     parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="repeats of each measurement (5)")
-    parser.add_argument("--over", type=number, metavar="N",
-                        help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
-                             "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
-    parser.add_argument("--wires", choices=PROFILES,
-                        help="with --over: emulated wires of this cluster, in place of loopback")
-    parser.add_argument("--binaries", metavar="DIR", help="folder of these programs, if not in PATH")
+    parser.add_argument("--over", type=_refuse_processes, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.wires and not args.over:
-        parser.error("--wires are between processes: add --over N")
-    if find_spec("xllamacpp") is None and not args.over:
+    if find_spec("xllamacpp") is None:
         say("llama.cpp is not installed, and is left out: type pip install xllamacpp")
 
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         gguf_path, model_dir = args.file, Path(folder)
         if args.shapes == "7b":
             gguf_path = model_dir / "random.gguf"
-            write_random(args.file, gguf_path, args.over or NUM_LAYERS)
-        split(gguf_path, model_dir / "split", str(args.over or 1))
-        if args.over:
-            compare(args, gguf_path, model_dir)
-            return 0
-
+            write_random(args.file, gguf_path, NUM_LAYERS)
+        split(gguf_path, model_dir / "split", "1")
         unpack(gguf_path, model_dir / "whole", plain=True)
         for num_threads in args.threads:
             costs = measured(gguf_path, model_dir, num_threads, args.repeats)
@@ -79,6 +67,11 @@ def peers(argv: list[str]) -> int:
                   f"{args.repeats}; in brackets the speed over that of the first line")
             print(in_columns(HEADING, table(costs), names=0))
     return 0
+
+
+def _refuse_processes(typed_count: str) -> None:
+    raise argparse.ArgumentTypeError("llama.cpp over several processes is not measured any more: leave it out; "
+                                     "docs/performance.md has the last figures, beside llama.cpp and transformers")
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------
