@@ -44,15 +44,12 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "planner": "eval.plan.bench:planner",
     "profiles": "eval.plan.profiles:profiles",
 }
-OLD_COMMANDS = {  # a measurement that is gone -> what to type, or where its last figures are
-    "acceptance": "type bash run_eval.sh methods=serial, whose report.md has the mean accepted length",
-    "links": "docs/performance.md has the last figures, under Links; overhead times the links of a run",
-    "layers": "docs/performance.md has the last figures, under A stage on a processor; python3 -m scripts.doctor gpu "
-              "--device cpu times a layer",
-    "real_time": "type bash run_eval.sh profile=none stages=N; docs/performance.md has the last figures, under Processes "
-                 "that share the cores of one machine",
-    "rpc": "docs/performance.md has the last figures, under Beside llama.cpp and transformers; peers compares in one "
-           "process",
+OLD_COMMANDS = {  # a measurement that is gone -> the command that comes closest
+    "acceptance": "bash run_eval.sh methods=serial",
+    "layers": "python3 -m scripts.doctor gpu --device cpu",
+    "links": "python3 -m scripts.bench overhead",
+    "real_time": "bash run_eval.sh profile=none stages=N",
+    "rpc": "python3 -m scripts.bench peers FILE.gguf",
 }
 
 
@@ -63,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 0
     if name in OLD_COMMANDS:
-        raise ValueError(f"there is no measurement {name} any more: {OLD_COMMANDS[name]}")
+        raise ValueError(f"there is no measurement {name} any more, and docs/ has its last figures: type "
+                         f"{OLD_COMMANDS[name]} instead")
     check_name(name, COMMANDS, "measurement")
 
     module, function = COMMANDS[name].split(":")
