@@ -1,7 +1,6 @@
-"""Measurements: the time of Python itself, the cost of number types and quantized weights, the effect of accidents.
+"""Measurements: the time of Python itself, the effect of accidents, latencies under load, and other programs' times.
 
 Usage: python3 -m scripts.bench overhead|accidents|load|profiles [PRESET] [key=value ...]
-       python3 -m scripts.bench stages [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench planner|specinfer [key=value ...]
 
@@ -16,8 +15,6 @@ accidents   accidents (100) at random times, by method, for one and four answers
             are lost or have another text, and how long they wait. places=processes,namespaces: on one machine, and
             boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE.
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
-stages      number types and quantized weights compared: a stage's time per segment, its error, the share of the
-            memory's bandwidth, and how often the bundled model still finds the same token likeliest
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers
 planner     plans for many random clusters, each made with some questions and judged by others in virtual time: the
@@ -37,7 +34,6 @@ from config.keys import HELP_WORDS, check_name
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
     "accidents": "eval.bench.accidents:accidents",
-    "stages": "eval.bench.forms:stages",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
     "specinfer": "eval.specinfer.tables:specinfer",
@@ -50,6 +46,7 @@ OLD_COMMANDS = {  # a measurement that is gone -> the command that comes closest
     "links": "python3 -m scripts.bench overhead",
     "real_time": "bash run_eval.sh profile=none stages=N",
     "rpc": "python3 -m scripts.bench peers FILE.gguf",
+    "stages": "python3 -m scripts.doctor gpu --device cpu",
 }
 
 

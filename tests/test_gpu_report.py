@@ -41,13 +41,20 @@ def test_a_text_that_differs_is_named_with_its_first_other_token():
 
 def test_a_row_that_differs_beside_others_is_reported(monkeypatch):
     class Planted:
-        def segment(self, rows):
+        def outputs(self, rows):
             rows_TD = torch.ones(rows, 4)
             rows_TD[0, 0] += 1e-3 * (rows in (2, 3))
             return rows_TD
 
-    monkeypatch.setattr(gpu, "stages_of", lambda options, forms: {forms[0]: Planted()})
+    monkeypatch.setattr(gpu, "timed_layer", lambda options, number_type: Planted())
     assert list(gpu.row_bits(SMALL))[-1] == "| float32 | 2–3 | 5.0e-04 |"
+
+
+def test_a_layer_of_another_type_has_the_same_weights_text_and_rows():
+    plain, *others = (gpu.timed_layer(SMALL, *types).outputs(1).float()
+                      for types in (("float32",), ("float32", "int8"), ("bfloat16",)))
+    for other in others:
+        assert float((other - plain).norm() / plain.norm()) < 0.3
 
 
 def test_a_check_that_fails_is_a_sentence_and_the_others_go_on(monkeypatch):

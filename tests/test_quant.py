@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from config.run_config import RunConfig
-from eval.bench import forms
 from launch.build import build_lm_head, build_stage
 from launch.drafts import build_draft
 from launch.run import run
@@ -242,18 +241,3 @@ def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkey
     with refused("nf4 weights cannot be computed"):
         split(saved / "base", part.folder.parent.parent / "never", "0+4", progress=False, layout=Layout("nf4"))
     probe("none", torch.float32, "cpu")
-
-
-def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
-    monkeypatch.setattr(forms, "FORMS", [form for form in forms.FORMS if form.kind in ("none", "int8")])
-    monkeypatch.setattr(forms, "QUESTIONS_PER_TASK", 1)
-    monkeypatch.setattr(forms, "COPIED_BYTES", 1 << 20)
-    small = "--hidden 64 --intermediate 128 --heads 2 --context 8 --repeats 1 --rows 1 4".split()
-    assert forms.stages(small) == 0
-    found = [line.split()[:-1]
-             for line in capsys.readouterr().out.splitlines() if "float" in line[:8]]
-    for name in ("float32", "bfloat16"):
-        assert sum(line[0] == name for line in found) == 2, "once among the times, once among the texts"
-        assert sum(line[:2] == [f"{name},", "int8"] for line in found) == 2
-    shares = [line[-4] for line in found[:4]]
-    assert all(share.endswith("%") for share in shares), "of the bandwidth, before two times and ratios"

@@ -70,7 +70,7 @@ def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
     return {key: figures[1:] for key, figures in figures_by_job.items()}  # the first turn warms up
 
 
-def number(text: str) -> int:
+def whole_number(text: str) -> int:
     """Return a whole number from 1 on, for argparse."""
     is_number = text.isascii() and text.isdigit()
     if not is_number or not 1 <= int(text[:20]) <= MAX_SIZE:

@@ -25,20 +25,24 @@ from torch import Tensor
 from config.dialect import OptionParser
 from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
-from config.presets import ROOT
-from eval.bench import by_turns, cost, decoders_of, request
-from eval.bench.stage import Form, FormStage, build, size_of
+from eval.bench import by_turns, cost, decoders_of, request, whole_number
+from eval.results import current_commit
 from eval.tables import markdown
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from launch.spec import device_named
+from launch.timing import computed_rows, inputs, random_stage
+from model.llama import LlamaConfig
 from model.sample import Sampler
 from pipeline.decode import Decoder
+from pipeline.messages import Segment
+from pipeline.stage import Stage
 
 NUMBER_TYPES = ("float32", "bfloat16", "float16")
 QUANTIZED_FORMS = (("bfloat16", "int8"), ("bfloat16", "int4"), ("float16", "nf4"))
 RING_METHODS = [name for name, method in METHODS.items() if method.target == "ring"]
 STAGE_ROWS = (1, 4, 16, 64)
+CONTEXT = 128  # tokens of text in a timed layer's cache
 SEGMENT_ROWS = (1, 16, 64)  # whose way over the CPU is timed
 COPIED_BYTES = 1 << 28  # more than caches hold
 SLOW_WIRES = "server"  # a profile, whose emulated wires delay segments, so that prunes overtake them
@@ -68,14 +72,11 @@ def machine_facts(options: GpuOptions) -> Lines:
     is_cuda = torch.device(options.device).type == "cuda"
     cpu_name = f"CPU, {platform.processor() or 'unknown'}"
     device_name = torch.cuda.get_device_name(options.device) if is_cuda else cpu_name
-    commit = ""
-    if shutil.which("git"):
-        git_words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-        commit = subprocess.run(git_words, capture_output=True, text=True).stdout.strip()
+    commit = current_commit() or "of an unknown commit"
 
     yield f"- device: {device_name}" + ("" if is_cuda else " (**no GPU: this page shows nothing about one**)")
     yield f"- torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"- FlowSpec {commit or 'of an unknown commit'}, {date.today()}"
+    yield f"- FlowSpec {commit}, {date.today()}"
     yield f"- a copy reads and writes {copy_bandwidth(options) / 1e9:.0f} GB/s"
 
 
@@ -141,11 +142,10 @@ def row_bits(options: GpuOptions) -> Lines:
     heading = ("number type", "row counts with other bits than the row alone", "largest difference, relative")
     rows = []
     for number_type in NUMBER_TYPES:
-        form = Form(getattr(torch, number_type), "none")
-        stage = stages_of(options, [form])[form]
-        alone_D = stage.segment(1)[0]
+        layer = timed_layer(options, number_type)
+        alone_D = layer.outputs(1)[0]
         differing = {num_rows: row_D for num_rows in range(2, 1 + max(STAGE_ROWS))
-                     if not torch.equal(row_D := stage.segment(num_rows)[0], alone_D)}
+                     if not torch.equal(row_D := layer.outputs(num_rows)[0], alone_D)}
         largest = max((relative_difference(row_D, alone_D) for row_D in differing.values()), default=0.0)
         rows.append([number_type, as_ranges(list(differing)) or "none", f"{largest:.1e}"])
 
@@ -187,35 +187,58 @@ def overtaking_prunes(options: GpuOptions) -> Lines:
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
-def stages_of(options: GpuOptions, forms: Sequence[Form]) -> dict[Form, FormStage]:
-    """Return a stage of one random layer in these forms."""
-    sizes = argparse.Namespace(layers=1, hidden=options.hidden, intermediate=options.intermediate,
-                               heads=max(1, options.hidden // 128), context=128, rows=STAGE_ROWS, device=options.device)
-    return build(sizes, forms)
+class TimedLayer(NamedTuple):
+    """A stage of one random layer, with a text of CONTEXT tokens in its cache, and rows that may follow."""
+
+    stage: Stage
+    rows_TD: Tensor
+
+    def outputs(self, num_rows: int) -> Tensor:
+        """Return the layer's outputs `[num_rows, D]` for the first rows; its cache is left with the text alone."""
+        return computed_rows(self.stage, 0, range(CONTEXT, CONTEXT + num_rows), self.rows_TD)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its weights."""
+        return sum(weights.numel() * weights.element_size() for weights in self.stage.part.parameters())
 
 
-def stage_times(options: GpuOptions) -> Lines:
+def timed_layer(options: GpuOptions, number_type: str, quant: str = "none") -> TimedLayer:
+    """Return a layer of this type; its weights, text and rows are the same in every type, but for rounding."""
+    num_heads = max(1, options.hidden // 128)
+    max_context = CONTEXT + max(STAGE_ROWS)
+    sizes = LlamaConfig(options.hidden, 1, num_heads, num_heads, options.hidden // num_heads, options.intermediate,
+                        vocab=1, context=max_context, eps=1e-6, theta=1e4)
+    like = torch.empty(0, dtype=getattr(torch, number_type), device=options.device)
+
+    stage = random_stage(sizes, 1, like, quant, max_context)
+    rows_TD = inputs(sizes, like, embeds=False)
+    text = list(range(CONTEXT))
+    stage.apply(Segment(0, text, [0, *text[:-1]], text, len(text), rows_TD[:CONTEXT]))
+    return TimedLayer(stage, rows_TD)
+
+
+def layer_times(options: GpuOptions) -> Lines:
     """A layer's time by rows, beside the time in which the memory delivers its weights."""
     bandwidth = copy_bandwidth(options)
     heading = ("weights", "MB", "ms to read them", *(f"{num_rows} rows, ms" for num_rows in STAGE_ROWS))
     rows = []
-    forms = [(name, "none") for name in NUMBER_TYPES] + list(QUANTIZED_FORMS)
-    for number_type, kind in ProgressBar(forms, desc="a layer's time", unit="form"):
-        form = Form(getattr(torch, number_type), kind)
+    weight_types = [(name, "none") for name in NUMBER_TYPES] + list(QUANTIZED_FORMS)
+    for number_type, quant in ProgressBar(weight_types, desc="a layer's time", unit="type"):
+        label = number_type if quant == "none" else f"{number_type}, {quant}"
         try:
-            stage = stages_of(options, [form])[form]
-            jobs = {num_rows: partial(cost, stage.segment, num_rows) for num_rows in STAGE_ROWS}
+            layer = timed_layer(options, number_type, quant)
+            jobs = {num_rows: partial(cost, layer.outputs, num_rows) for num_rows in STAGE_ROWS}
             costs_by_rows = by_turns(jobs, options.repeats)
-            seconds = [min(each.wall for each in costs) for costs in costs_by_rows.values()]
         except (ImportError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            empty_cells = [""] * (len(heading) - 2)
-            rows.append([str(form), reason, *empty_cells])
+            rows.append([label, reason, *[""] * (len(heading) - 2)])
             continue
 
-        num_bytes = size_of(stage.stage.part)
-        rows.append([str(form), f"{num_bytes / 1e6:.0f}", f"{1e3 * num_bytes / (bandwidth / 2):.3f}",
-                     *(f"{1e3 * each:.3f}" for each in seconds)])
+        read_seconds = layer.num_bytes / (bandwidth / 2)
+        least_seconds = [min(costs).wall for costs in costs_by_rows.values()]
+        rows.append([label, f"{layer.num_bytes / 1e6:.0f}",
+                     *(f"{1e3 * seconds:.3f}" for seconds in (read_seconds, *least_seconds))])
 
     yield from markdown(heading, rows)
 
@@ -292,7 +315,7 @@ CHECKS: dict[str, Check] = {
     "Texts of all methods": text_differences,
     "A row alone and beside others": row_bits,
     "Prunes that overtake": overtaking_prunes,
-    "A layer's time": stage_times,
+    "A layer's time": layer_times,
     "The way over the CPU": way_over_the_cpu,
     "Energy": energy,
 }
@@ -315,10 +338,10 @@ def gpu(argv: Sequence[str]) -> int:
     parser = OptionParser(prog="python3 -m scripts.doctor gpu", description=__doc__,
                           formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (auto)")
-    parser.add_argument("--tokens", type=int, default=24, metavar="N", help="tokens of an answer (24)")
-    parser.add_argument("--hidden", type=int, default=4096, metavar="N", help="width of the timed layer (4096)")
-    parser.add_argument("--intermediate", type=int, default=11008, metavar="N", help="width of its MLP (11008)")
-    parser.add_argument("--repeats", type=int, default=20, metavar="N", help="segments per figure (20)")
+    sizes = {"tokens": (24, "tokens of an answer"), "hidden": (4096, "width of the timed layer"),
+             "intermediate": (11008, "width of its MLP"), "repeats": (20, "segments per figure")}
+    for name, (default, about) in sizes.items():
+        parser.add_argument(f"--{name}", type=whole_number, default=default, metavar="N", help=f"{about} ({default})")
     parser.add_argument("-o", "--output", default="gpu_report.md", metavar="FILE", help="the page (gpu_report.md)")
     args = parser.parse_args(argv)
 

@@ -17,7 +17,7 @@ import torch
 
 from config.console import say
 from config.dialect import OptionParser
-from eval.bench import Cost, by_turns, cost, number
+from eval.bench import Cost, by_turns, cost, whole_number
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.split.gguf import unpack
@@ -46,9 +46,9 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
                         help="7b: random weights of a 7B model's shapes, two layers (own)")
-    parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
+    parser.add_argument("--threads", type=whole_number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
-    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="repeats of each measurement (5)")
+    parser.add_argument("--repeats", type=whole_number, default=5, metavar="N", help="repeats of each measurement (5)")
     parser.add_argument("--over", type=_refuse_processes, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if find_spec("xllamacpp") is None:
