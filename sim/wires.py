@@ -31,13 +31,12 @@ class ModelledWire:
         self._jitter = random.Random(0)
 
     def arrival(self, msg: Message, sent_at: float) -> float:
-        """Return the time of arrival of a message that is sent at `sent_at`, in seconds of the same clock."""
-        return self.carried(size(msg, self._profile), sent_at)
+        """Return the time of arrival of a message that is sent at `sent_at`, in seconds of the same clock.
 
-    def carried(self, num_bytes: int, sent_at: float) -> float:
-        """Return the time at which this many bytes arrive: they leave after earlier ones, then take the latency."""
+        It leaves after earlier ones, then takes the latency.
+        """
         profile = self._profile
-        self._free_at = max(self._free_at, sent_at) + profile.transfer(num_bytes)
+        self._free_at = max(self._free_at, sent_at) + profile.transfer(size(msg, profile))
 
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
         remaining_latency = max(0.0, latency - self._real_seconds)

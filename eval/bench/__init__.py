@@ -1,25 +1,21 @@
 """Measurements of one machine: the cost of models, and the effect of accidents.
 
-This module has their common parts: questions, the decoders of methods, the speed of answers, and the cost of
-alternating calls.
+This module has their common parts: questions, the decoders of methods, the speed of answers, and the cost of a call.
 """
 from __future__ import annotations
 
 import argparse
 import time
 from dataclasses import replace
-from typing import Any, Callable, Hashable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.pipeline import Pipeline
-from launch.progress import ProgressBar
 from pipeline.answers import Answer, Request
 from pipeline.decode import Decoder
 
 MAX_SIZE = 1 << 40  # more than memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
-Key = TypeVar("Key", bound=Hashable)
-Figure = TypeVar("Figure")
 
 
 def request(pipeline: Pipeline, question: str) -> Request:
@@ -52,22 +48,6 @@ def cost(call: Callable[..., object], *args: Any) -> Cost:
     begun_at, used_before = time.perf_counter(), time.process_time()
     call(*args)
     return Cost(time.perf_counter() - begun_at, time.process_time() - used_before)
-
-
-def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
-             repeats: int) -> dict[Key, list[Figure]]:
-    """Return the figures of each job.
-
-    The jobs run alternately, so that a disturbance affects all of them. Every other turn runs them in reverse, since
-    the second job finds the processor's caches warm.
-    """
-    figures_by_job: dict[Key, list[Figure]] = {key: [] for key in jobs}
-    for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
-        is_reversed = turn % 2 == 1
-        for key in reversed(list(jobs)) if is_reversed else jobs:
-            figures_by_job[key].append(jobs[key]())
-
-    return {key: figures[1:] for key, figures in figures_by_job.items()}  # the first turn warms up
 
 
 def whole_number(text: str) -> int:

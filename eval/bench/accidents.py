@@ -133,10 +133,10 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
     """Yield a row for each accident of a case, which has its own pipeline; the case's round is the random seed."""
     random = Random(case.round)
     with tempfile.TemporaryDirectory() as folder, \
-            opened(case.place_name, words, Path(folder)) as (pipeline, place_of_ranks):
+            opened(case.place_name, words, Path(folder), random) as (pipeline, place_of_ranks):
         questions = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*questions}:
-            undisturbed = answer_under_accidents(pipeline, place_of_ranks, [], questions, random)
+            undisturbed = answer_under_accidents(pipeline, place_of_ranks, [], questions)
             assert not undisturbed.is_lost, "an answer was lost without an accident"
             texts.update(zip(questions, undisturbed.texts))
 
@@ -144,34 +144,27 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
         kinds = random.sample(place_of_ranks.kinds, len(place_of_ranks.kinds))
         repeated_kinds = list(islice(cycle(kinds), case.num_accidents))
         num_tokens = sum(len(texts[question]) for question in questions)
-        case_accidents = planned(place_of_ranks, repeated_kinds, random, num_tokens)
-        outcome = answer_under_accidents(pipeline, place_of_ranks, case_accidents, questions, random)
+        case_accidents = planned(place_of_ranks, repeated_kinds, num_tokens)
+        outcome = answer_under_accidents(pipeline, place_of_ranks, case_accidents, questions)
 
-        num_lost, num_changed = case.at_once, 0
-        if not outcome.is_lost:
-            num_lost = 0
-            num_changed = sum(texts[question] != text for question, text in zip(questions, outcome.texts))
+        num_changed = sum(texts[question] != text for question, text in zip(questions, outcome.texts))
+        lost_and_changed = (case.at_once, 0) if outcome.is_lost else (0, num_changed)
         for accident, pause in zip(case_accidents, outcome.pauses):
-            yield {"round": case.round, "place": case.place_name, "method": case.method, "at_once": case.at_once,
-                   "kind": accident.kind, "rank": accident.rank, "pause": pause,
-                   "lost": num_lost, "changed": num_changed}
+            row_cells = *case[:4], accident.kind, accident.rank, pause, *lost_and_changed
+            yield dict(zip(COLUMNS, row_cells))
 
 
-def planned(place_of_ranks: Place, kinds: Words, random: Random, num_tokens: int) -> list[Accident]:
+def planned(place_of_ranks: Place, kinds: Words, num_tokens: int) -> list[Accident]:
     """Return accidents of these kinds, in order, at random moments of answers with `num_tokens` tokens in total."""
-    latest = int(LATEST_SHARE * num_tokens) or 1
+    random, latest = place_of_ranks.random_source, int(LATEST_SHARE * num_tokens) or 1
     moments = sorted(random.randrange(latest) for _ in kinds)
 
     case_accidents: list[Accident] = []
-    for kind, moment in zip(kinds, moments):
-        is_soon = bool(case_accidents) and random.random() < SOON_SHARE
-        rank = place_of_ranks.victim(kind, random)
-        if is_soon:
-            previous = case_accidents[-1]
-            accident = Accident(kind, rank, previous.num_tokens, random.uniform(0.0, SOON_SECONDS))
-        else:
-            accident = Accident(kind, rank, moment, 0.0)
-        case_accidents.append(accident)
+    for kind, num_tokens_before in zip(kinds, moments):
+        delay_seconds = 0.0
+        if case_accidents and random.random() < SOON_SHARE:
+            num_tokens_before, delay_seconds = case_accidents[-1].num_tokens, random.uniform(0.0, SOON_SECONDS)
+        case_accidents.append(Accident(kind, place_of_ranks.victim(kind), num_tokens_before, delay_seconds))
     return case_accidents
 
 
@@ -185,15 +178,15 @@ class AccidentOutcome(NamedTuple):
 
 
 def answer_under_accidents(pipeline: Pipeline, place_of_ranks: Place, case_accidents: Sequence[Accident],
-                           questions: Sequence[int], random: Random) -> AccidentOutcome:
+                           questions: Sequence[int]) -> AccidentOutcome:
     """Answer the questions with these numbers, at once, while these accidents happen."""
     token_times = [time.monotonic()]
     max_tokens, is_lost = -1, False  # the most tokens of all answers so far
 
-    def cause(accident: Accident, accident_random: Random) -> float:
+    def cause(accident: Accident) -> float:
         time.sleep(accident.delay_seconds)
         moment = time.monotonic()
-        place_of_ranks.strike(accident.kind, accident.rank, accident_random)
+        place_of_ranks.strike(accident.kind, accident.rank)
         return moment
 
     answers = [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in questions]
@@ -203,7 +196,7 @@ def answer_under_accidents(pipeline: Pipeline, place_of_ranks: Place, case_accid
             for _ in chain([""], *answers):
                 num_tokens = sum(answer.answer.new_tokens for answer in answers)
                 due = [accident for accident in case_accidents if max_tokens < accident.num_tokens <= num_tokens]
-                caused += [threads.submit(cause, accident, Random(random.random())) for accident in due]
+                caused += [threads.submit(cause, accident) for accident in due]
 
                 if num_tokens > max_tokens:
                     token_times.append(time.monotonic())

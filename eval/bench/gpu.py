@@ -14,7 +14,6 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
@@ -25,7 +24,7 @@ from torch import Tensor
 from config.dialect import OptionParser
 from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
-from eval.bench import by_turns, cost, decoders_of, request, whole_number
+from eval.bench import QUESTIONS, cost, decoders_of, request, whole_number
 from eval.results import current_commit
 from eval.tables import markdown
 from launch.pipeline import Pipeline
@@ -48,7 +47,7 @@ COPIED_BYTES = 1 << 28  # more than caches hold
 SLOW_WIRES = "server"  # a profile, whose emulated wires delay segments, so that prunes overtake them
 POWER_COMMAND = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
 POWER_SECONDS = 0.1  # between two samples
-QUESTION = "Tell me about a town by the sea."
+QUESTION = QUESTIONS[3]
 
 
 class GpuOptions(NamedTuple):
@@ -88,8 +87,12 @@ def copy_bandwidth(options: GpuOptions) -> float:
     def copy() -> None:
         target.copy_(source)[-1].item()  # which waits for the device
 
-    seconds = [cost(copy).wall for _ in range(options.repeats + 1)]
-    return 2 * COPIED_BYTES / min(seconds)
+    return 2 * COPIED_BYTES / least_seconds(options, copy)
+
+
+def least_seconds(options: GpuOptions, call: Callable[..., object], *args: Any) -> float:
+    """Return the least time of several calls, the first of which warms up."""
+    return min(cost(call, *args).wall for _ in range(options.repeats + 1))
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------
@@ -124,11 +127,10 @@ def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tok
     return list(decoder.complete(sampled).token_ids)
 
 
-def compared(texts: dict[str, list[int]], expected: Sequence[int]) -> tuple[str, str]:
+def compared(texts: dict[str, list[int]], expected: list[int]) -> tuple[str, str]:
     """Return how many texts are as expected, and the others with the token from which on they differ."""
-    differing = {method: text for method, text in texts.items() if text != list(expected)}
-    others = {method: first_difference(text, expected) for method, text in differing.items()}
-    return f"{len(texts) - len(others)} of {len(texts)}", ", ".join(f"{name} {at}" for name, at in others.items())
+    others = [f"{method} {first_difference(text, expected)}" for method, text in texts.items() if text != expected]
+    return f"{len(texts) - len(others)} of {len(texts)}", ", ".join(others)
 
 
 def first_difference(text: Sequence[Any], expected: Sequence[Any]) -> int:
@@ -146,17 +148,12 @@ def row_bits(options: GpuOptions) -> Lines:
         alone_D = layer.outputs(1)[0]
         differing = {num_rows: row_D for num_rows in range(2, 1 + max(STAGE_ROWS))
                      if not torch.equal(row_D := layer.outputs(num_rows)[0], alone_D)}
-        largest = max((relative_difference(row_D, alone_D) for row_D in differing.values()), default=0.0)
+        differences = [float((row_D.double() - alone_D.double()).norm() / alone_D.double().norm())
+                       for row_D in differing.values()]
+        largest = max(differences, default=0.0)
         rows.append([number_type, as_ranges(list(differing)) or "none", f"{largest:.1e}"])
 
     yield from markdown(heading, rows)
-
-
-def relative_difference(row_D: Tensor, expected_D: Tensor) -> float:
-    """Return the norm of the difference over that of the expected row."""
-    exact_D = expected_D.double()
-    difference_D = row_D.double() - exact_D
-    return float(difference_D.norm() / exact_D.norm())
 
 
 def as_ranges(numbers: Sequence[int]) -> str:
@@ -228,17 +225,15 @@ def layer_times(options: GpuOptions) -> Lines:
         label = number_type if quant == "none" else f"{number_type}, {quant}"
         try:
             layer = timed_layer(options, number_type, quant)
-            jobs = {num_rows: partial(cost, layer.outputs, num_rows) for num_rows in STAGE_ROWS}
-            costs_by_rows = by_turns(jobs, options.repeats)
+            pass_seconds = [least_seconds(options, layer.outputs, num_rows) for num_rows in STAGE_ROWS]
         except (ImportError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             rows.append([label, reason, *[""] * (len(heading) - 2)])
             continue
 
         read_seconds = layer.num_bytes / (bandwidth / 2)
-        least_seconds = [min(costs).wall for costs in costs_by_rows.values()]
         rows.append([label, f"{layer.num_bytes / 1e6:.0f}",
-                     *(f"{1e3 * seconds:.3f}" for seconds in (read_seconds, *least_seconds))])
+                     *(f"{1e3 * seconds:.3f}" for seconds in (read_seconds, *pass_seconds))])
 
     yield from markdown(heading, rows)
 
@@ -250,9 +245,8 @@ def way_over_the_cpu(options: GpuOptions) -> Lines:
     for num_rows in SEGMENT_ROWS:
         segment_TD = torch.zeros(num_rows, options.hidden, dtype=torch.float16, device=options.device)
         host_TD = segment_TD.cpu()
-        there = min(cost(segment_TD.cpu).wall for _ in range(options.repeats + 1))
-        back = min(cost(lambda: host_TD.to(options.device)[0, 0].item()).wall  # noqa: B023
-                   for _ in range(options.repeats + 1))
+        there = least_seconds(options, segment_TD.cpu)
+        back = least_seconds(options, lambda: host_TD.to(options.device)[0, 0].item())  # noqa: B023
         num_bytes = host_TD.numel() * host_TD.element_size()
         rows.append([f"{num_rows}", f"{num_bytes / 1e3:.0f}", f"{1e6 * there:.0f}", f"{1e6 * back:.0f}"])
 

@@ -17,9 +17,10 @@ import torch
 
 from config.console import say
 from config.dialect import OptionParser
-from eval.bench import Cost, by_turns, cost, whole_number
+from eval.bench import Cost, cost, whole_number
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from launch.split.gguf import unpack
 from launch.split.write import split
 
@@ -37,7 +38,8 @@ NUM_LAYERS = 2  # of a model of those sizes
 BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
 HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
 Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes this many tokens after it
-Costs = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, tokens of the prompt and of the answer
+JobKey = Tuple[str, int, int]  # the program's name, and the tokens of the prompt and of the answer
+Costs = Mapping[JobKey, Sequence[Cost]]
 
 
 def peers(argv: list[str]) -> int:
@@ -140,15 +142,24 @@ def ours(pipeline: Pipeline) -> Ask:
 # --- their costs ------------------------------------------------------------------------------------------------------
 
 def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -> Costs:
-    """Return the costs of prompts of PROMPT_LENGTHS tokens and of an answer."""
-    jobs = {}
+    """Return the costs of prompts of PROMPT_LENGTHS tokens and of an answer.
+
+    The programs alternate, so that a disturbance affects all of them. Every other turn runs them in reverse, since the
+    second finds the processor's caches warm. The first turn warms up and does not count.
+    """
+    jobs: dict[JobKey, Callable[[], Cost]] = {}
     with ExitStack() as open_pipelines:
         for name, ask in _opened(gguf_path, model_dir, num_threads, open_pipelines):
             prompts_and_answers = (PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)
             for length, num_tokens in prompts_and_answers:
                 prompt = list(range(100, 100 + length))
                 jobs[name, length, num_tokens] = partial(cost, ask, prompt, num_tokens)
-        return by_turns(jobs, repeats)
+
+        costs: dict[JobKey, list[Cost]] = {key: [] for key in jobs}
+        for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
+            for key in reversed(list(jobs)) if turn % 2 else jobs:
+                costs[key].append(jobs[key]())
+    return {key: repeated[1:] for key, repeated in costs.items()}
 
 
 def table(costs: Costs) -> list[list[str]]:

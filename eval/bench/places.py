@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from threading import Event
-from typing import BinaryIO, Iterator, Sequence
+from random import Random
+from threading import Event, Thread
+from typing import BinaryIO, Iterator, Mapping, Sequence
 
 from cluster import processes
-from config.failure import guarded
 from config.keys import raw_values
 from config.presets import ROOT
 from config.run_config import RunConfig
@@ -60,42 +60,45 @@ def small_disk(folder: Path) -> Iterator[bool]:
             run("umount", "-l", folder)
 
 
+@dataclass
 class Place:
     """The ranks other than rank 0, which is this process, and the `kinds` of accidents that can happen to them."""
 
-    def __init__(self, timeout: float, ranks: Sequence[int],
-                 kinds: Sequence[str], folder: Path) -> None:
-        self.timeout, self.ranks, self.kinds, self.folder = timeout, ranks, kinds, folder
+    timeout: float  # seconds after which a silent rank is lost
+    ranks: Sequence[int]
+    kinds: Sequence[str]
+    folder: Path  # for files of the ranks
+    random_source: Random
 
-    def victim(self, kind: str, random_source: random.Random) -> int:
+    def victim(self, kind: str) -> int:
         """Return a rank to which an accident of this kind can happen; the end of rank 0 would end all."""
         rank_0 = [0] if kind in ("cut", "loss") else []
-        return random_source.choice([*rank_0, *self.ranks])
+        return self.random_source.choice([*rank_0, *self.ranks])
 
-    def strike(self, kind: str, rank: int, random_source: random.Random) -> None:
+    def strike(self, kind: str, rank: int) -> None:
         """Cause an accident of this kind to a rank; return when it is over, except for the recovery of others."""
         assert kind in self.kinds, (kind, self.kinds)
-        getattr(self, f"_{kind}")(rank, random_source)
+        getattr(self, f"_{kind}")(rank)
 
     def signal(self, rank: int, signal_number: int) -> None:
         """Send a signal to the process of a rank if it is running."""
         raise NotImplementedError
 
-    def _kill(self, rank: int, random_source: random.Random) -> None:
+    def _kill(self, rank: int) -> None:
         self.signal(rank, signal.SIGKILL)
 
-    def _stop(self, rank: int, random_source: random.Random) -> None:
+    def _stop(self, rank: int) -> None:
         """Stop a rank for longer than the others wait for it."""
         self.signal(rank, signal.SIGSTOP)
 
-    def _disk(self, rank: int, random_source: random.Random) -> None:
+    def _disk(self, rank: int) -> None:
         """Fill the disk of the traces for a while."""
         junk_path = self.folder / "disk" / "junk"
         with suppress(OSError), open(junk_path, "wb", buffering=0) as junk_file:
             while junk_file.write(bytes(1 << 16)):
                 pass
 
-        time.sleep(random_source.uniform(0.5, 2.0))
+        time.sleep(self.random_source.uniform(0.5, 2.0))
         junk_path.unlink()
 
 
@@ -107,23 +110,27 @@ class Processes(Place):
         all_ranks.send_signal(rank, signal_number)
 
 
+@dataclass
 class Boards(Place):
-    """Ranks that run_jetson.sh starts; those that end are restarted, as by a person or a service.
+    """Ranks that run_jetson.sh starts; those that end are restarted, as by a person or a service."""
 
-    `spaces` are the network namespaces of the ranks, if they have any.
-    """
+    preset: str
+    keys: Mapping[str, str]
+    spaces: Sequence[str]  # network namespaces of the ranks, if they have any
+    is_keyed: bool  # whether each rank has keys of its own in `folder/keys`
+
+    def keys_of(self, rank: int) -> dict[str, str]:
+        """Return the configuration of a rank."""
+        rank_keys = {"keys": str(self.folder / "keys" / str(rank))} if self.is_keyed else {}
+        return {**self.keys, **rank_keys}
 
     @contextmanager
-    def running(self, words: Sequence[str], spaces: Sequence[str]) -> Iterator[None]:
-        """Start all boards with these arguments, restart those that end, and finally wait until all end with rank 0."""
-        self._words, self._spaces = words, spaces
+    def running(self) -> Iterator[None]:
+        """Start all boards, restart those that end, and finally wait until all end with rank 0."""
         self._running = {rank: self._start(rank) for rank in self.ranks}
         is_over = Event()
-
-        def warn(thread: str, error: BaseException) -> None:
-            print(f"boards that end are not restarted any more: {error}", file=sys.stderr)
-
-        restarts = guarded("keeper", lambda: self._keep_running(is_over), warn)
+        restarts = Thread(target=self._keep_running, args=(is_over,), daemon=True)
+        restarts.start()
         try:
             yield
         finally:
@@ -141,35 +148,35 @@ class Boards(Place):
         if board:
             board.send_signal(signal_number)
 
-    def _stop(self, rank: int, random_source: random.Random) -> None:
-        super()._stop(rank, random_source)
-        time.sleep(self.timeout + random_source.uniform(1.0, 3.0))
-        self.signal(rank, random_source.choice([signal.SIGCONT, signal.SIGKILL]))
+    def _stop(self, rank: int) -> None:
+        super()._stop(rank)
+        time.sleep(self.timeout + self.random_source.uniform(1.0, 3.0))
+        self.signal(rank, self.random_source.choice([signal.SIGCONT, signal.SIGKILL]))
 
-    def _cut(self, rank: int, random_source: random.Random) -> None:
+    def _cut(self, rank: int) -> None:
         """Disconnect a board's cable for a while."""
-        switch = self._spaces[0].rpartition("-")[0] + "-switch"
+        switch = self.spaces[0].rpartition("-")[0] + "-switch"
         set_link = "ip", "-n", switch, "link", "set", f"port{rank}"
         run(*set_link, "down")
-        time.sleep(random_source.uniform(0.3, 2 * self.timeout + 1))
+        time.sleep(self.random_source.uniform(0.3, 2 * self.timeout + 1))
         run(*set_link, "up")
 
-    def _loss(self, rank: int, random_source: random.Random) -> None:
+    def _loss(self, rank: int) -> None:
         """Make the wire of a board lose packets for a while."""
-        tc = "tc", "-n", self._spaces[rank], "qdisc"
+        tc = "tc", "-n", self.spaces[rank], "qdisc"
         is_lossy = any(run(*tc, "add", "dev", "eth0", "root", *discipline) for discipline in LOSSY_WIRES)
         assert is_lossy, "no wire can lose packets here"
-        time.sleep(random_source.uniform(1.0, 2 * self.timeout))
+        time.sleep(self.random_source.uniform(1.0, 2 * self.timeout))
         run(*tc, "del", "dev", "eth0", "root")
 
-    def _split(self, rank: int, random_source: random.Random) -> None:
+    def _split(self, rank: int) -> None:
         """End a board, and restart it with the part of another split, which must be refused; then it may restart with
         the correct one."""
         board = self._running.pop(rank)  # so that it is not restarted for now
         board.kill()
         board.wait()
 
-        wrong_board = self._start(rank, self.folder / "other")
+        wrong_board = self._start(rank, model_dir=str(self.folder / "other"))
         try:
             exit_code = wrong_board.wait(2 * START_SECONDS)
             assert exit_code == REFUSED_EXIT_CODE, f"rank {rank} came back with another split, and ended otherwise"
@@ -184,16 +191,11 @@ class Boards(Place):
                 if has_ended and self._running.get(rank) is board:
                     self._running[rank] = self._start(rank)
 
-    def _start(self, rank: int, model_dir: Path | None = None) -> subprocess.Popen[bytes]:
-        words = list(self._words)
-        if model_dir:
-            words = [word for word in words if not word.startswith("model_dir=")]
-            words.append(f"model_dir={model_dir}")
-        keys_dir = self.folder / "keys"
-        if keys_dir.is_dir():
-            words.append(f"keys={keys_dir / str(rank)}")
+    def _start(self, rank: int, **other_keys: str) -> subprocess.Popen[bytes]:
+        keys = {**self.keys_of(rank), **other_keys}
+        words = [self.preset, *(f"{key}={value}" for key, value in keys.items())]
 
-        enter_space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
+        enter_space = ["ip", "netns", "exec", self.spaces[rank]] if self.spaces else []
         command = [*enter_space, "bash", str(ROOT / "run_jetson.sh"), *words]
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
         with open(self.folder / f"board_{rank}.log", "ab") as log_file:
@@ -245,8 +247,8 @@ def free_port() -> int:
 # --- a pipeline and the place of its ranks ----------------------------------------------------------------------------
 
 @contextmanager
-def opened(place_name: str, words: Sequence[str],
-           folder: Path) -> Iterator[tuple[Pipeline, Place]]:
+def opened(place_name: str, words: Sequence[str], folder: Path,
+           random_source: Random) -> Iterator[tuple[Pipeline, Place]]:
     """Yield the pipeline for a command's arguments, and the place of this name; `folder` is for its files.
 
     Its trace is on a small disk, which accidents can fill, if this user may create one.
@@ -266,7 +268,7 @@ def opened(place_name: str, words: Sequence[str],
 
         if place_name == PROCESSES:
             pipeline = opened_contexts.enter_context(Pipeline.open(preset, **keys))
-            yield pipeline, Processes(run_config.timeout, ranks, kinds, folder)
+            yield pipeline, Processes(run_config.timeout, ranks, kinds, folder, random_source)
             return
 
         # boards
@@ -277,15 +279,14 @@ def opened(place_name: str, words: Sequence[str],
         if split_otherwise(run_config, prepared.spec(0).part.stages, folder / "other"):
             kinds.append("split")
 
-        rank_0_keys = make_keys(folder)
-        boards = Boards(run_config.timeout, ranks, kinds, folder)
-        board_words = [preset, *(f"{key}={value}" for key, value in keys.items())]
-        opened_contexts.enter_context(boards.running(board_words, spaces))
+        boards = Boards(run_config.timeout, ranks, kinds, folder, random_source, preset, keys, spaces,
+                        make_keys(folder))
+        opened_contexts.enter_context(boards.running())
 
         # rank 0
         with environment_kept("NODE_RANK"):
             os.environ["NODE_RANK"] = "0"
-            pipeline = opened_contexts.enter_context(Pipeline.open(preset, **keys, **rank_0_keys))
+            pipeline = opened_contexts.enter_context(Pipeline.open(preset, **boards.keys_of(0)))
         yield pipeline, boards
 
 
@@ -300,8 +301,7 @@ def split_otherwise(run_config: RunConfig, stages: Sequence[int], folder: Path) 
     return True
 
 
-def make_keys(folder: Path) -> dict[str, str]:
-    """Create the keys of a cluster, if this machine can; return the `keys=` of rank 0, empty without any."""
-    is_made = run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
-                  "push=false")
-    return {"keys": str(folder / "keys" / "0")} if is_made else {}
+def make_keys(folder: Path) -> bool:
+    """Create the keys of a cluster with `folder/hosts` in `folder/keys`; return whether this machine can."""
+    return run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
+               "push=false")
