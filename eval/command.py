@@ -20,8 +20,8 @@ from config.files import check_folder
 from config.keys import HELP_WORDS
 from eval.evaluation import Evaluation, all_questions
 from eval.keys import PROTOCOLS, EvalConfig, first, words
-from eval.observe.span_sums import Tally, lateness
-from eval.report import TOO_LATE, report
+from eval.observe.span_sums import Tally
+from eval.report import report
 from eval.results import Results
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -30,10 +30,8 @@ from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
 DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
-EXIT_TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
 OTHER_RESULTS = "choose another results="
 SWEEP_POINT = "FLOWSPEC_SWEEP_POINT"  # in the environment: the number of this evaluation in a sweep, from 1
-MAX_SLOWDOWN = 64  # largest slowdown to try: a machine that fails even there has other problems
 
 
 def answer_all(pipeline: Pipeline, config: EvalConfig) -> None:
@@ -43,7 +41,7 @@ def answer_all(pipeline: Pipeline, config: EvalConfig) -> None:
 
     evaluation, split_id = Evaluation(config, pipeline), pipeline.spec.part.split_id
     with closing(Results(config.results).open(config, pipeline.config.slowdown, split_id)) as results:
-        evaluation.run(config.questions_by_set, results, lambda: _check_pace(config))
+        evaluation.run(config.questions_by_set, results)
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
@@ -64,14 +62,6 @@ def _tally_dir(config: EvalConfig) -> Path:
 
 
 START = Command("scripts.evaluate start", answer_all, EvalConfig, tallied)
-
-
-def _check_pace(config: EvalConfig) -> None:
-    """End this start if the machine does not keep pace with the emulated cluster."""
-    late_share = lateness(_tally_dir(config))
-    if config.run.cluster and late_share > TOO_LATE and config.run.slowdown < MAX_SLOWDOWN:
-        say(f"emulated times are {late_share:.0%} late on this machine: starting again, more slowly")
-        raise SystemExit(EXIT_TOO_FAST)
 
 
 def announce(config: EvalConfig) -> None:
@@ -138,20 +128,14 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         return ended_by(error)
 
     results = Results(config.results)
-    argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
-
-    exit_code, slowdown, waiting_groups = 0, config.run.slowdown, list(config.groups)
-    while waiting_groups and not exit_code:
-        start_method = first(waiting_groups[0])
-        start_keys = [f"slowdown={slowdown}", f"pipeline_type={start_method}",
-                      f"launch={results.starts}-{start_method}", f"draft={config.first_draft}",
-                      f"max_requests={config.concurrency}"]
+    argv = [word for word in argv if not word.startswith(("draft=", "max_requests="))]
+    exit_code = 0
+    for start_method in map(first, config.groups):
+        start_keys = [f"pipeline_type={start_method}", f"launch={results.starts}-{start_method}",
+                      f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
         exit_code = _start(config, [*argv, *start_keys])
-
-        if exit_code == EXIT_TOO_FAST:  # start this group again
-            exit_code, slowdown = 0, 2 * slowdown
-        else:
-            waiting_groups.pop(0)
+        if exit_code:
+            break
 
     return _conclude(results, exit_code)
 

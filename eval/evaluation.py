@@ -11,12 +11,11 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Generator, Mapping, Sequence, TypeVar
+from typing import Any, Generator, Mapping, Sequence, TypeVar
 
 from torch import Tensor
 
 from config.cli import parts
-from config.console import say
 from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
@@ -101,12 +100,10 @@ class Evaluation:
         assert pipeline.text, "an evaluation needs a tokenizer"
         self.text = pipeline.text
 
-    def run(self, questions_by_set: Sets, results: Results,
-            on_ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, questions_by_set: Sets, results: Results) -> None:
         """Answer what `results` does not have yet, and write each answer once it is complete.
 
-        `on_ready` is called once, after every method has warmed up and before anything is written. Raise ValueError
-        before the first answer if a question and its answers do not fit into the context.
+        Raise ValueError before the first answer if a question and its answers do not fit into the context.
         """
         questions = all_questions(self.config, questions_by_set, self.methods)
         unanswered = {key: question for key, question in questions.items() if key not in results.texts}
@@ -114,13 +111,7 @@ class Evaluation:
             return
 
         self._check(unanswered)
-        speeds = self._warm_up(unanswered)
-        on_ready()
-
-        max_new_tokens = self.config.run.max_new_tokens
-        max_seconds = sum(len(question.turns) * max_new_tokens / speeds[key.contender]
-                          for key, question in unanswered.items())
-        say(f"{len(unanswered)} answers, in {max_seconds / 60:.1f} minutes or less")
+        self._warm_up(unanswered)
 
         num_existing = len(questions) - len(unanswered)
         answers_together = self.config.concurrency > 1  # then a batch has the keys that differ only in the question
@@ -158,14 +149,13 @@ class Evaluation:
                                  "questions=BEGIN:END, leave the set out with sets=, or lower max_new_tokens or raise "
                                  "max_length")
 
-    def _warm_up(self, questions: Questions) -> dict[Contender, float]:
-        """Have each contender write a short, unrecorded answer; return their speeds in tokens per elapsed second."""
+    def _warm_up(self, questions: Questions) -> None:
+        """Have each contender write a short, unrecorded answer."""
         key, question = next(iter(questions.items()))
         request = self._request(key, question.turns[:1])
         short_request = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
-        contenders = dict.fromkeys(key.contender for key in questions)
-        return {contender: self.decoders[contender].complete(short_request).tokens_per_second
-                for contender in contenders}
+        for contender in dict.fromkeys(key.contender for key in questions):
+            self.decoders[contender].complete(short_request)
 
     def _request(self, key: Key, messages: Sequence[str]) -> Request:
         """Return the request for an answer to the last of these messages."""

@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from config.files import lines
-from eval.observe.time_breakdown import COMPUTING
-from pipeline.trace import OFF, REAL, Clock, NoTrace, rank_files
+from pipeline.trace import OFF, REAL, Clock, NoTrace
 
 BEGIN_SPANS = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED_SPANS = (*BEGIN_SPANS, "wait", "judge", "prune")  # … and spends its time in these
@@ -40,16 +38,6 @@ class RowFlight(NamedTuple):
     aloft: float  # seconds of decoding that each row was in flight, all rows together
     misses: int  # rows that were sent only after the answer of their parent had come
     lost: float  # seconds of decoding in which no true row was in flight
-
-
-def lateness(folder: str | Path) -> float:
-    """Return the delay of emulated devices and wires so far, in seconds per second of computing on all ranks."""
-    computing_seconds = late_seconds = 0.0
-    for path in rank_files(folder):
-        for _, line in lines(path, growing=True):
-            computing_seconds += sum(line["spans"].get(name, 0.0) for name in COMPUTING)
-            late_seconds += line["late"]
-    return late_seconds / computing_seconds if computing_seconds else 0.0
 
 
 class Tally(NoTrace):
