@@ -31,7 +31,7 @@ from pipeline.trace import Clock, NoTrace
 
 DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
 OTHER_RESULTS = "choose another results="
-SWEEP_POINT = "FLOWSPEC_SWEEP_POINT"  # in the environment: the number of this evaluation in a sweep, from 1
+SWEEP_POINT = "FLOWSPEC_SWEEP_POINT"  # in the environment of an evaluation that is a point of a sweep
 
 
 def answer_all(pipeline: Pipeline, config: EvalConfig) -> None:
@@ -65,7 +65,7 @@ START = Command("scripts.evaluate start", answer_all, EvalConfig, tallied)
 
 
 def announce(config: EvalConfig) -> None:
-    """Print the plan of the evaluation, in a sweep once. Raise ValueError if it cannot be executed."""
+    """Print the plan of the evaluation, but not in a sweep. Raise ValueError if it cannot be executed."""
     run, questions_by_set, results = config.run, config.questions_by_set, Results(config.results)
 
     # checks
@@ -95,7 +95,7 @@ def announce(config: EvalConfig) -> None:
         "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{existing_text}",
         "results": os.path.abspath(config.results)}
 
-    if os.environ.get(SWEEP_POINT, "1") == "1":
+    if SWEEP_POINT not in os.environ:
         lines = [f"  {name:<14}{value}" for name, value in facts.items()]
         print("\n".join(["evaluation", *lines]), flush=True)
 

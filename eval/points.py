@@ -65,7 +65,7 @@ def evaluate_points(title: str, points: Mapping[str, Sequence[str]], workers: st
     if workers == "1":
         for turn, (point, words) in enumerate(points.items(), 1):
             print(f"\n{title}: point {turn} of {len(points)}, {point}", flush=True)
-            exit_code = evaluate_point(words, turn)
+            exit_code = evaluate_point(words)
             if exit_code:
                 return exit_code
         return 0
@@ -79,22 +79,22 @@ def evaluate_points(title: str, points: Mapping[str, Sequence[str]], workers: st
     return 0
 
 
-def evaluate_point(words: Sequence[str], point_number: int = 1, log_file: Any = None) -> int:
+def evaluate_point(words: Sequence[str], log_file: Any = None) -> int:
     """Evaluate one point in a process of its own; return its exit code. Its output goes to the `log_file`, if any."""
     module, _ = START.module.split()
-    environment = {**os.environ, SWEEP_POINT: str(point_number)}
+    environment = {**os.environ, SWEEP_POINT: "true"}
     streams = {"stdout": log_file, "stderr": subprocess.STDOUT} if log_file else {}
     process = subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment, **streams)
     return process.returncode if process.returncode >= 0 else EXIT_STOPPED - process.returncode
 
 
-def _with_log(words: Sequence[str], point_number: int) -> int:
+def _with_log(words: Sequence[str]) -> int:
     """Evaluate one point, with its output in its results folder; again if its process is killed."""
     results_folder = Path(raw_values(words)["results"])
     results_folder.mkdir(parents=True, exist_ok=True)
     with (results_folder / LOG_NAME).open("a", encoding="utf-8") as log_file:
         for _ in range(MAX_TRIES):
-            exit_code = evaluate_point(words, point_number, log_file)
+            exit_code = evaluate_point(words, log_file)
             if exit_code != EXIT_STOPPED + signal.SIGKILL:
                 break
     return exit_code
@@ -106,13 +106,13 @@ def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[
     """Yield the points and their exit codes, as they end; none is begun after a failure."""
     has_failed = Event()
 
-    def evaluate(words: Sequence[str], point_number: int) -> int | None:
+    def evaluate(words: Sequence[str]) -> int | None:
         if has_failed.is_set():
             return None
 
         exit_code = None
         try:
-            exit_code = _with_log(words, point_number)
+            exit_code = _with_log(words)
         finally:
             if exit_code != 0:  # or an error, as of a full disk
                 has_failed.set()
@@ -120,7 +120,7 @@ def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[
 
     with ThreadPoolExecutor(num_workers) as pool:
         point_of_future: dict[Future[int | None], str] = {
-            pool.submit(evaluate, words, number): point for number, (point, words) in enumerate(points.items(), 1)}
+            pool.submit(evaluate, words): point for point, words in points.items()}
         for future in as_completed(point_of_future):
             exit_code = future.result()
             if exit_code is not None:
@@ -144,9 +144,9 @@ def _on_ray(points: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
     try:
         evaluate = ray.remote(max_retries=MAX_TRIES)(_evaluated_elsewhere)
         pending = {}
-        for number, (point, words) in enumerate(points.items(), 1):
+        for point, words in points.items():
             results_folder = Path(raw_values(words)["results"])
-            pending[evaluate.remote(list(words), number, read_files(results_folder))] = point, results_folder
+            pending[evaluate.remote(list(words), read_files(results_folder))] = point, results_folder
 
         while pending:
             [task], _ = ray.wait(list(pending))
@@ -161,13 +161,13 @@ def _on_ray(points: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
         ray.shutdown()
 
 
-def _evaluated_elsewhere(words: Sequence[str], point_number: int, earlier_files: Mapping[str, bytes]) -> PointOutcome:
+def _evaluated_elsewhere(words: Sequence[str], earlier_files: Mapping[str, bytes]) -> PointOutcome:
     """Evaluate one point in a temporary folder of a worker, after its earlier results; return all of them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "results"
         write_files(folder, earlier_files)
         worker_words = [*(word for word in words if not word.startswith("results=")), f"results={folder}"]
-        exit_code = _with_log(worker_words, point_number)
+        exit_code = _with_log(worker_words)
         return PointOutcome(exit_code, read_files(folder))
 
 

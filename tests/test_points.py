@@ -42,7 +42,7 @@ def figures(folder):
 
 
 def test_several_points_at_once_have_their_own_logs_and_are_counted(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(points, "evaluate_point", lambda words, number, log_file: log_file.write(f"{number}") * 0)
+    monkeypatch.setattr(points, "evaluate_point", lambda words, log_file: log_file.write(raw_values(words)["seed"]) * 0)
     assert evaluate_points("here", points_in(tmp_path), "2") == 0
     assert "here: 2 of 2 points are done" in capsys.readouterr().out
     assert [(tmp_path / seed / LOG_NAME).read_text() for seed in "12"] == ["1", "2"]
@@ -91,11 +91,11 @@ class Task:
 
 
 def test_results_of_a_ray_cluster_are_written_here(tmp_path, monkeypatch):
-    def write_answers(words, number, log_file):
-        [folder] = [word.partition("=")[2] for word in words if word.startswith("results=")]
+    def write_answers(words, log_file):
+        folder, seed = (raw_values(words)[name] for name in ("results", "seed"))
         assert not folder.startswith(str(tmp_path)), "a worker has a folder of its own"
         os.makedirs(f"{folder}/answers")
-        with open(f"{folder}/answers/{number}.jsonl", "w") as file:
+        with open(f"{folder}/answers/{seed}.jsonl", "w") as file:
             file.write(" ".join(words[:2]))
         return 0
 
@@ -107,7 +107,7 @@ def test_results_of_a_ray_cluster_are_written_here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("exit_code", [0, 2])
 def test_a_worker_of_a_ray_cluster_continues_after_the_results_that_exist(tmp_path, monkeypatch, exit_code):
-    def add_answer(words, number, log_file):
+    def add_answer(words, log_file):
         folder = raw_values(words)["results"]
         with open(f"{folder}/answers.jsonl", "a") as file:
             file.write("new\n")
@@ -138,18 +138,18 @@ def test_a_worker_of_a_ray_cluster_that_is_lost_again_and_again_is_named(tmp_pat
 def test_no_point_begins_after_a_failure(tmp_path, monkeypatch, failure):
     both, begun = Barrier(2), []
 
-    def fail(words, number, log_file):
-        begun.append(number)
+    def fail(words, log_file):
+        begun.append(raw_values(words)["seed"])
         both.wait(60)
         if isinstance(failure, OSError):
             raise failure
         return failure
 
-    words = {f"point {number}": [f"results={tmp_path / str(number)}"] for number in range(6)}
+    words = {f"seed {seed}": [f"seed={seed}", f"results={tmp_path / str(seed)}"] for seed in range(6)}
     monkeypatch.setattr(points, "evaluate_point", fail)
     with suppress(OSError):
         assert evaluate_points("here", words, "2") == failure
-    assert sorted(begun) == [1, 2]
+    assert sorted(begun) == ["0", "1"]
 
 
 def test_both_forms_of_a_key_are_understood(monkeypatch, tmp_path):

@@ -168,13 +168,13 @@ def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys)
     assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of rows that died")
 
 
-def test_the_points_of_a_sweep_are_numbered_for_their_evaluations(tmp_path, monkeypatch):
-    numbers = []
+def test_the_evaluations_of_a_sweep_know_that_they_are_its_points(tmp_path, monkeypatch):
+    marks = []
     monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
     monkeypatch.setattr("eval.points.subprocess.run", lambda *_, env: (
-        numbers.append(env[SWEEP_POINT]) or subprocess.CompletedProcess([], 0)))
+        marks.append(env[SWEEP_POINT]) or subprocess.CompletedProcess([], 0)))
     assert command.main(["prune", f"results={tmp_path}"]) == 2, "no point has answers"
-    assert numbers == ["1", "2"]
+    assert marks == ["true", "true"]
 
 
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
