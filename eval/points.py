@@ -21,7 +21,7 @@ from config.files import replace
 from config.keys import raw_values
 from config.presets import ROOT
 from config.schema.untrusted import one_line
-from config.values import Range, integer
+from config.values import Range
 from eval.command import START, SWEEP_POINT
 
 ON_RAY = "ray"
@@ -48,13 +48,9 @@ def workers_of(argv: Sequence[str]) -> tuple[str, list[str]]:
         raise ValueError("workers is given twice: leave one of them out")
 
     workers = raw_values(worker_words).get("workers", "1")
-    if workers != ON_RAY:
-        try:
-            is_possible = NUM_WORKERS.holds(integer(workers))
-        except ValueError:
-            is_possible = False
-        if not is_possible:
-            raise ValueError(f"workers={workers} is not possible: give {NUM_WORKERS.advice}, or ray for a Ray cluster")
+    is_number = workers.isdecimal() and NUM_WORKERS.holds(int(workers))
+    if workers != ON_RAY and not is_number:
+        raise ValueError(f"workers={workers} is not possible: give {NUM_WORKERS.advice}, or ray for a Ray cluster")
     return workers, other_words
 
 

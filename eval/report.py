@@ -72,9 +72,7 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     results = read(folder)
     rows = summary.summary(results)
     views = [TemperatureView(results, rows, temperature) for temperature in results.temperatures]
-    mean_rows = [by_set[MEAN] for view in views for by_set in view.rows.values()]
-    mean_rows = [row for row in mean_rows if row["answers"]]
-    summary.save_tables(results.folder, [*rows.values(), *mean_rows])
+    summary.save_tables(results.folder, rows.values())
 
     report_path = results.folder / "report.md"
     write(report_path, "\n".join([*_text(results, views), ""]), SPACE_REMEDY)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
 from eval.keys import Contender
@@ -104,20 +104,21 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
 
 
 def summary(results: ResultsFolder) -> dict[Group, Row]:
-    """Return the figures of each method, draft, set and temperature that has answers."""
+    """Return the figures of each method and draft at each temperature: for each set with answers, and for all sets.
+
+    The latter have `MEAN` in place of a set.
+    """
+    sets_by_name = {**{name: [name] for name in results.sets}, MEAN: results.sets}
     rows_by_group: dict[Group, Row] = {}
-    for temperature, set_name, contender in itertools.product(results.temperatures, results.sets, results.contenders):
-        group = (*contender, set_name, temperature)
-        if group in results.groups:
-            rows_by_group[group] = _identified(group, figures(results, contender, [set_name], temperature))
+
+    for temperature, name, contender in itertools.product(results.temperatures, sets_by_name, results.contenders):
+        group = (*contender, name, temperature)
+        if group in results.groups or name == MEAN:
+            row = figures(results, contender, sets_by_name[name], temperature)
+            origin = {"emulated": any(answer["emulated"] for answer in row["answers"]),
+                      "profile": next((answer["profile"] for answer in row["answers"]), "")}
+            rows_by_group[group] = {**dict(zip(GROUP, group)), **row, **origin}
     return rows_by_group
-
-
-def _identified(group: Group, row: Row) -> Row:
-    """Return figures with the columns that say whose they are, and where they come from."""
-    origin = {"emulated": any(answer["emulated"] for answer in row["answers"]),
-              "profile": row["answers"][0]["profile"]}
-    return {**dict(zip(GROUP, group)), **row, **origin}
 
 
 def flat(row: Row) -> Row:
@@ -126,16 +127,20 @@ def flat(row: Row) -> Row:
     return {**row, **bound_columns}
 
 
-def save_tables(folder: Path, rows: Sequence[Row]) -> None:
-    """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
+def save_tables(folder: Path, rows: Iterable[Row]) -> None:
+    """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token.
+
+    The rows over all sets are the last.
+    """
+    ordered_rows = sorted((row for row in rows if row["answers"]), key=lambda row: row["set"] == MEAN)
     stage_rows, account_rows = [], []
-    for row in rows:
+    for row in ordered_rows:
         for rank, used in row["ranks"].items():
             stage_rows.append({**row, "rank": rank, **used._asdict()})
         if token_account := row["account"]:
             account_rows.append({**row, **token_account._asdict(), "whole": token_account.whole})
 
-    save(folder / "summary.csv", SUMMARY, map(flat, rows))
+    save(folder / "summary.csv", SUMMARY, map(flat, ordered_rows))
     save(folder / "stages.csv", STAGES, stage_rows)
     save(folder / "account.csv", ACCOUNT, account_rows)
 
@@ -150,14 +155,8 @@ class TemperatureView:
 
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in results.contenders:
-            group_by_set = {set_name: (*contender, set_name, temperature) for set_name in results.sets}
-            rows_by_set = {set_name: rows[group] for set_name, group in group_by_set.items() if group in rows}
-
-            mean_figures = figures(results, contender, results.sets, temperature)
-            if mean_figures["answers"]:
-                mean_figures = _identified((*contender, MEAN, temperature), mean_figures)
-            rows_by_set[MEAN] = mean_figures
-            self.rows[results.label(contender)] = rows_by_set
+            groups = {name: (*contender, name, temperature) for name in [*results.sets, MEAN]}
+            self.rows[results.label(contender)] = {name: rows[group] for name, group in groups.items() if group in rows}
 
     def means(self, figure: str) -> dict[str, Any]:
         """Return this figure over all sets, for the contenders that have it."""

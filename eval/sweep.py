@@ -183,9 +183,10 @@ def rows(sweep_name: str, results_by_point: Points) -> list[dict[str, Any]]:
 
     csv_rows = []
     for point, results in results_by_point.items():
-        for group, row in summary(results).items():
-            equal_text = metrics.equality(results.groups[group], reference_answers)
-            csv_rows.append({"sweep": sweep_name, "point": point, **flat(row), "equal": equal_text})
+        for row in summary(results).values():
+            if row["set"] != MEAN:
+                equal_text = metrics.equality(row["answers"], reference_answers)
+                csv_rows.append({"sweep": sweep_name, "point": point, **flat(row), "equal": equal_text})
 
     return csv_rows
 
