@@ -11,14 +11,13 @@ from typing import Sequence
 
 from config.console import EXIT_INTERRUPTED, NEEDED_PACKAGES, ended_by, enter, say
 from config.dialect import OptionParser
-from config.run_config import RunConfig
+from config.run_config import QUANTIZATIONS, RunConfig
 
 if __name__ == "__main__":
     enter(*NEEDED_PACKAGES)
 
 from launch.split.write import Layout, check, split
 from model.weights.parts import Part
-from model.weights.quant import KINDS
 
 EXAMPLE = """\
 example:
@@ -63,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model (safetensors or .bin)")
-    parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights: "
+    parser.add_argument("--quant", choices=QUANTIZATIONS, default="none", help="quantize the layers' weights: "
                         "smaller folders, less exact text; LM head and draft head are not quantized")
     parser.add_argument("--tp", metavar="N", default="0", help="ranks that share each layer; or their speeds, as "
                         "2,1,1,1, if they differ; see below")

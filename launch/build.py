@@ -9,7 +9,6 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.console import say
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from launch.spec import RankSpec
@@ -22,8 +21,8 @@ from model.native.linear import NativeProducts
 from model.sample import Penalties, Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD
-from model.weights.quant import Recast
-from model.weights.quant_layers import compress, load, pack, probe, return_freed_memory, why_unfolded
+from model.weights.quant import BLOCKS, Recast, kind_on
+from model.weights.quant_layers import compress, load, pack, probe, return_freed_memory
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
@@ -75,26 +74,19 @@ def load_layers(spec: RankSpec, source: Checkpoint, is_shared: bool = False,
 
     # their weights
     is_native = not spec.reason_for_torch
-    probe(spec.quantizes if is_native else spec.quant, spec.dtype, spec.device)
+    probe(spec.quant, spec.dtype, spec.device)
     file_names = [name for name in source.names() if name != HEAD]
     name_in_file = {name[len("model."):]: name for name in file_names}
-    weights = Recast(source, name_in_file, spec.quantizes)
+    weights = Recast(source, name_in_file, spec.quantizes, keeps_blocks=spec.quant == BLOCKS)
     if is_native:
-        native_slice = NativeSlice(body, spec.quant, weights, torch.get_num_threads(), windows)
+        native_slice = NativeSlice(body, weights, torch.get_num_threads(), windows)
         return_freed_memory()
         return native_slice
 
     load(body, spec.quant, weights, spec.dtype, spec.device)
     if not is_shared:  # members may send rows between the parts of a product
         pack(body)
-    _warn_if_unfolded(spec, body)
     return body
-
-
-def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
-    if reason := why_unfolded(module):
-        say(f"rank {spec.part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel "
-            f"for them here ({reason})")
 
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
@@ -114,26 +106,25 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
 def build_lm_head(spec: RankSpec) -> Logits:
     """Build the LM head, which rank 0 holds."""
     spec.prepare_torch()
-    kind = spec.config.quant_head
+    quantization = spec.config.quant_head
     lm_head = Logits(spec.sizes)
-    if kind == "auto" and spec.keeps_blocks(HEAD):
+    if quantization == "auto" and spec.keeps_blocks(HEAD):
         products = NativeProducts(torch.get_num_threads())
         lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
         return_freed_memory()
         return lm_head
 
-    kind = "none" if kind == "auto" else kind
+    kind = "none" if quantization == "auto" else kind_on(spec.device, quantization)
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(kind, spec.dtype, spec.device)
 
     if spec.has_native_products(kind):
         products = NativeProducts(torch.get_num_threads())
-        lm_head.product = products.quantized(lm_head.product, kind)  # type: ignore[assignment]
+        lm_head.product = products.quantized(kind, lm_head.product.weight)  # type: ignore[assignment]
         return lm_head
 
     compress(lm_head, kind, spec.dtype)
     pack(lm_head)
-    _warn_if_unfolded(spec, lm_head)
     return lm_head
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from config.cli import no_head, other_head
 from config.console import say
@@ -27,10 +27,10 @@ from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.native.linear import NativeProducts
 from model.text import VOCABULARIES, Text
+from model.weights.blocks import QUANTIZERS
 from model.weights.checkpoint import Checkpoint
-from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant_layers import Packer, compress, fuse, pack
+from model.weights.quant_layers import compress, fuse, pack
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 
@@ -64,9 +64,15 @@ def _suffix(spec: RankSpec) -> Suffix:
     return Suffix(earlier_texts, lambda text: add_texts(answers_file, [text], vocab_size, KEPT_TOKENS))
 
 
-def _packer(spec: RankSpec) -> Packer:
-    """Return the function that packs plain linear layers of drafts."""
-    return NativeProducts(torch.get_num_threads()).plain if spec.has_native_products("none") else packed
+def _pack(spec: RankSpec, module: nn.Module, kind: str = "none") -> None:
+    """Pack the plain linear layers of a draft; weights that were rounded to a type of blocks are computed from these.
+    """
+    block_kind = kind if kind in QUANTIZERS else "none"
+    if spec.has_native_products(block_kind):
+        products = NativeProducts(torch.get_num_threads())
+        pack(module, partial(products.quantized, block_kind), products.plain)
+    else:
+        pack(module)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -99,10 +105,11 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         raise ValueError(f"the head in {source.folder} reads layers {list(head.inner)}, but the stages of this split "
                          f"pass on {list(part.inner)}: split the model again with --eagle {source.folder}")
 
-    compress(head, spec.draft_quant(), spec.dtype)
+    kind = spec.draft_quant()
+    compress(head, kind, spec.dtype)
     if not isinstance(head, DFlashHead):
         fuse(head)
-        pack(head, _packer(spec))
+        _pack(spec, head, kind)
     return draft_with(head, lm_head, spec.slots, Fit(str(source.folder), say))
 
 
@@ -147,10 +154,10 @@ def _small_model(spec: RankSpec, folder: Path, key_name: str) -> ModelDraft:
 
 def _model_draft(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
     """Load a small model with its weights, as a draft."""
-    whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
-    packer = _packer(spec)
-    pack(whole.body, packer)
-    pack(whole.lm_head, packer)
+    kind = spec.draft_quant()
+    whole = Whole(source, spec.dtype, spec.device, kind, context)
+    _pack(spec, whole.body, kind)
+    _pack(spec, whole.lm_head)
     return ModelDraft(whole.body, whole.lm_head, whole.cache(spec.slots))
 
 

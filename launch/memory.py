@@ -22,7 +22,7 @@ from model.slots import BLOCK_SLOTS
 from model.weights.blocks import block_type, plain_shape
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import STORED, WEIGHTS_AT_ONCE, Recast
+from model.weights.quant import BLOCKS, LIBRARY_KINDS, WEIGHTS_AT_ONCE, Recast
 from model.weights.unfold import AHEAD, Unfolded
 from pipeline import replicas
 from pipeline.allocation import MESSAGE_ROWS
@@ -35,10 +35,11 @@ MAX_NAMED_RANKS = 8  # the most ranks that a message names
 SCRATCH_BYTES = 40  # bytes for each weight of a piece that is being quantized
 RETAINED_BYTES = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
 LIBRARY_BYTES = 100_000_000  # bytes that bitsandbytes keeps for itself
-PACKED_BYTES = 1.4  # of a weight in a GGUF file's blocks as native kernels keep it, at most
+PACKED_BYTES = {"Q4_1": 0.75, "Q8_0": 1.125}  # of a weight in blocks as native kernels keep it, if all are of a type
+MAX_PACKED_BYTES = 1.4  # of one in blocks of any type
 PACKING_BYTES = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
 SMALLER_WEIGHTS = (  # keys that reduce memory; those that change the text least come first
-    {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"},
+    {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "int4"}, {"quant": "nf4"},
     {"quant": "nf4", "dtype": "bfloat16"},
 )
 
@@ -83,12 +84,14 @@ def _stage(spec: RankSpec) -> Need:
     sizes = share.sizes(spec.sizes)
 
     names = {name: name for name in part.weights.names() if name != HEAD}
-    stored_weights = Recast(part.weights, names, spec.quantizes)
+    stored_weights = Recast(part.weights, names, spec.quantizes, keeps_blocks=spec.quant == BLOCKS)
     weights = _loaded(stored_weights.forms, spec)
 
     retained_bytes = RETAINED_BYTES
+    if spec.quant in LIBRARY_KINDS:
+        retained_bytes += LIBRARY_BYTES
     if spec.quant != "none":
-        retained_bytes += LIBRARY_BYTES + PACKING_BYTES * sizes.hidden * sizes.intermediate
+        retained_bytes += PACKING_BYTES * sizes.hidden * sizes.intermediate
 
     step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
@@ -143,11 +146,15 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
 
 def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
     """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
+    type_names = {block.name for form in forms.values() if (block := block_type(form.shape))}
+    only_type = type_names.pop() if len(type_names) == 1 else ""
+    packed_bytes = PACKED_BYTES.get(only_type, MAX_PACKED_BYTES)
+
     num_bytes = 0
     for name, form in forms.items():
         if block_type(form.shape):
             num_weights = math.prod(plain_shape(form.shape))
-            num_bytes += round(num_weights * PACKED_BYTES)
+            num_bytes += round(num_weights * packed_bytes)
             continue
 
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
@@ -159,7 +166,7 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
     """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized."""
     forms = map(source.form, source.names())
     largest = max(forms, key=lambda form: form.bytes)
-    if quantizes in ("none", STORED):
+    if quantizes == "none":
         return 2 * largest.bytes
     piece_weights = min(WEIGHTS_AT_ONCE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH_BYTES * piece_weights
@@ -217,7 +224,7 @@ def _step(spec: RankSpec, sizes: LlamaConfig, quant: str, num_rows: int) -> int:
     mask_rows = max(num_rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
     mask_bytes = mask_rows * spec.slots * 2 * sum_bytes  # with room to grow
 
-    unfolded_bytes = sizes.hidden * sizes.intermediate * wide_bytes if quant != "none" else 0
+    unfolded_bytes = sizes.hidden * sizes.intermediate * wide_bytes if quant in LIBRARY_KINDS else 0
     return table_bytes + activation_bytes + score_bytes + mask_bytes + unfolded_bytes
 
 

@@ -21,8 +21,9 @@ from config.run_config import RunConfig
 from model.llama import LlamaConfig
 from model.native.layers import reason_against
 from model.native.structures import reason_against_numbers
+from model.weights.blocks import QUANTIZERS
 from model.weights.parts import Part
-from model.weights.quant import STORED, running_kind
+from model.weights.quant import BLOCKS, kind_on, running_quantization
 from model.weights.quant_layers import probe
 from tp.links import Placement
 
@@ -129,19 +130,24 @@ class RankSpec:
     def quant(self) -> str:
         """The kind of weights that the layers compute with; raises ValueError if the split holds another kind."""
         kind = self._wanted_quant
-        return "none" if kind == STORED and self.reason_for_torch else kind
+        return "none" if kind == BLOCKS and self.reason_for_torch else kind
 
     @cached_property
     def _wanted_quant(self) -> str:
         """Like `quant`, if native kernels compute."""
-        if self.config.quant == "auto" and self.part.has_blocks:
-            return STORED
-        return running_kind(self.config.quant, self.part.quant, self.part.folder)
+        keeps_blocks = self.config.quant == "auto" and self._kind == "none" and self.part.has_blocks
+        return BLOCKS if keeps_blocks or self._kind in QUANTIZERS else self._kind
+
+    @cached_property
+    def _kind(self) -> str:
+        """The kind to which weights are quantized on this device, now or at the split; "none" if the model's stay."""
+        quantization = running_quantization(self.config.quant, self.part.quant, self.part.folder)
+        return kind_on(self.device, quantization)
 
     @property
     def quantizes(self) -> str:
-        """The kind of weights to which plain ones are quantized while loading, or "none"."""
-        return self.quant if self.part.quant == "none" else "none"
+        """The kind to which weights are quantized while loading, or "none"; a split has no int8 of bitsandbytes."""
+        return self._kind if self.part.quant == "none" or self._kind == "int8" else "none"
 
     @property
     def reason_for_torch(self) -> str:
@@ -158,8 +164,8 @@ class RankSpec:
         return self.config.kernel == "native" and not reason
 
     def keeps_blocks(self, name: str) -> bool:
-        """Whether a weight outside of the layers stays in the blocks of a GGUF file, which native kernels read."""
-        return self.part.is_in_blocks(name) and self.has_native_products(STORED)
+        """Whether a weight outside of the layers stays in blocks, which native kernels read."""
+        return self.part.is_in_blocks(name) and self.has_native_products(BLOCKS)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -183,7 +189,7 @@ class RankSpec:
 
     def draft_quant(self) -> str:
         """Return the kind of weights of a draft; raises ValueError if this rank cannot compute with them."""
-        kind = self.quant if self.config.quant_draft and self.quant != STORED else "none"
+        kind = self._kind if self.config.quant_draft else "none"
         probe(kind, self.dtype, self.device)
         return kind
 

@@ -25,6 +25,7 @@ from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
+from model.weights.quant import kind_on
 from model.weights.quant_layers import compress, fuse, pack, probe
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
@@ -100,9 +101,10 @@ def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, 
     """Build a stage of this many layers with random weights, without the embedding and the final norm."""
     sizes_with_ends = replace(sizes, layers=num_layers + 2, vocab=1)  # the slice is neither the first nor the last
     body = Slice(sizes_with_ends, 1, 1 + num_layers)
-    probe(quant, like.dtype, like.device)
+    kind = kind_on(like.device, quant)
+    probe(kind, like.dtype, like.device)
     fill(body, random_weights(body), like.dtype, like.device)
-    compress(body, quant, like.dtype)
+    compress(body, kind, like.dtype)
     fuse(body)
     pack(body)
     return Stage(body, lambda: sizes_with_ends.cache(num_layers, context, like))

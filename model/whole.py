@@ -20,7 +20,7 @@ from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, assign, check_model, read_sizes
-from model.weights.quant import STORED, Recast
+from model.weights.quant import BLOCKS, Recast
 from model.weights.quant_layers import load
 
 
@@ -70,11 +70,11 @@ class NativeWhole:
     Raises ValueError if the source is invalid, or there is no library; see also `native.layers.reason_against`.
     """
 
-    def __init__(self, source: Checkpoint, kind: str) -> None:
+    def __init__(self, source: Checkpoint) -> None:
         self.device = torch.device("cpu")
-        self.config, layer_weights, head_name = _parts(source, kind)
+        self.config, layer_weights, head_name = _parts(source, keeps_blocks=True)
         num_threads = torch.get_num_threads()
-        self.body = NativeSlice(Slice(self.config, 0, self.config.layers), kind, layer_weights, num_threads)
+        self.body = NativeSlice(Slice(self.config, 0, self.config.layers), layer_weights, num_threads)
 
         self.lm_head = Logits(self.config)
         products = NativeProducts(num_threads)
@@ -95,12 +95,12 @@ WholeModel = Union[Whole, NativeWhole]
 def open_whole(source: Checkpoint, dtype: torch.dtype, device: torch.device) -> WholeModel:
     """Open a model to generate texts, on a CPU in C if that is possible, and otherwise in `dtype` by torch."""
     has_blocks = any(map(source.is_in_blocks, source.names()))
-    kind = STORED if has_blocks else "none"
+    kind = BLOCKS if has_blocks else "none"
     reason = reason_against(read_sizes(source), torch.float32, device, kind)
-    return Whole(source, dtype, device) if reason or not has_library() else NativeWhole(source, kind)
+    return Whole(source, dtype, device) if reason or not has_library() else NativeWhole(source)
 
 
-def _parts(source: Checkpoint, kind: str) -> tuple[LlamaConfig, Recast, str]:
+def _parts(source: Checkpoint, kind: str = "none", keeps_blocks: bool = False) -> tuple[LlamaConfig, Recast, str]:
     """Return the sizes of a model, the weights of its layers quantized to `kind`, and the name of its LM head."""
     check_model(source)
     sizes = read_sizes(source)
@@ -108,4 +108,5 @@ def _parts(source: Checkpoint, kind: str) -> tuple[LlamaConfig, Recast, str]:
     # rank 0 would have the LM head, and one stage all layers
     names_of_root, names_of_layers = assign(source.names(), [0, sizes.layers], sizes.tied)
     name_in_file = {name[len("model."):]: file_name for name, file_name in names_of_layers.items()}
-    return sizes, Recast(source, name_in_file, kind, must_be_finite=True), names_of_root[HEAD]
+    layer_weights = Recast(source, name_in_file, kind, keeps_blocks, must_be_finite=True)
+    return sizes, layer_weights, names_of_root[HEAD]

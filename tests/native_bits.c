@@ -37,9 +37,8 @@ static Weight weight(int64_t form, int64_t outputs, int64_t inputs) {
     void *elements = calloc((size_t)(num_panels * PANEL * padded), 4);
     Weight w = {form, outputs, inputs, elements, NULL, noises(outputs, 0.1f, 0)};
     w.scales = calloc((size_t)(num_panels * PANEL * num_groups * 3), 4);
-    bool is_int8 = form == INT8 || form == GROUP_INT8 || form == SUBGROUP_INT8;
-    bool is_int4 = form == INT4 || form == GROUP_INT4;
-    int64_t floats = form == SUBGROUP_INT8 ? 3 : form == GROUP_INT4 ? 2 : 1;
+    bool is_int8 = form == INT8 || form == SUBGROUP_INT8, is_int4 = form == INT4;
+    int64_t floats = form == SUBGROUP_INT8 ? 3 : is_int4 ? 2 : 1;
     for (int64_t n = 0; n < outputs; n++) {
         for (int64_t i = 0; i < inputs; i++) {
             float x = noise();
@@ -52,15 +51,9 @@ static Weight weight(int64_t form, int64_t outputs, int64_t inputs) {
             uint8_t *pair = (uint8_t *)w.elements + packed_index(n, pair_input, padded / 2, UNIT_INT4);
             if (is_int4) *pair |= (uint8_t)(i % GROUP < SUBGROUP ? code : code << 4);
         }
-        if (form == INT8) ((float *)w.scales)[n] = 0.001f + 0.0001f * (float)(n % 7);
-        for (int64_t i = 0; i < num_groups * floats && form >= GROUP_INT8; i++)
+        for (int64_t i = 0; i < num_groups * floats && is_quantized(&w); i++)
             ((float *)w.scales)[(n / PANEL * num_groups * floats + i) * PANEL + n % PANEL] =
                 (i % floats) + 1 == floats && floats > 1 ? noise() * 0.0625f : 0.001f + 0.0001f * (float)((n + i) % 7);
-        for (int64_t g = 0; g < num_groups && form == INT4; g++) {
-            uint16_t *scales = (uint16_t *)w.scales + (n / PANEL * num_groups + g) * 2 * PANEL + n % PANEL;
-            scales[0] = to_bf16(0.015625f);
-            scales[PANEL] = to_bf16(noise() * 0.0625f);
-        }
     }
     for (int64_t i = 0; i < num_panels * PANEL * padded && is_int8 && OFFSET_INT8; i++)
         if (((uint8_t *)w.elements)[i] == 0) ((uint8_t *)w.elements)[i] = OFFSET_INT8; /* the padding */
@@ -92,9 +85,9 @@ static uint64_t rows(Slice *slice, const Slots *slots, int64_t settled, int64_t 
 }
 
 int main(void) {
-    for (int64_t step = 0; step < 2 * (GROUP_INT4 + 1); step++) {
-        int64_t form = step % (GROUP_INT4 + 1);
-        bool more = step > GROUP_INT4; /* with the steps of Gemma and Granite */
+    for (int64_t step = 0; step < 2 * (INT4 + 1); step++) {
+        int64_t form = step % (INT4 + 1);
+        bool more = step > INT4; /* with the steps of Gemma and Granite */
         Layer layers[LAYERS];
         state = 3;
         for (int64_t i = 0; i < LAYERS; i++) {

@@ -64,8 +64,8 @@ def needs_packing(dtype):
 @pytest.mark.parametrize("family, dtype, kind, small", [
     *((family, torch.float32, "none", False) for family in FAMILY),
     *((family, torch.bfloat16, "none", True) for family in ("gemma2", "gpt_oss")),
-    ("llama", torch.bfloat16, "int4", False), ("llama", torch.float32, "int4", True),
-    ("llama", torch.float32, "int8", False)], ids=str)
+    ("llama", torch.bfloat16, "Q4_1", False), ("llama", torch.float32, "Q4_1", True),
+    ("llama", torch.float32, "Q8_0", False)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small):
     """Test also with a cache in 8 bits, in which a difference in the last bit would become a whole step."""
     needs_packing(dtype)

@@ -40,8 +40,9 @@ from model.native.layers import NativeSlice, reason_against
 from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.slots import HeldSlots
-from model.weights import int4
-from model.weights.quant import LINEAR_WEIGHT, quantize
+from model.weights.blocks import QUANTIZERS
+from model.weights.blocks import quantize as to_blocks
+from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized, rounded
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
@@ -65,58 +66,51 @@ FAMILY = {
     "granite": replace(SIZES, family=FAMILIES["granite"], scales=Scales(12.0, residual=0.22, scores=0.05)),
     "smollm3": replace(SIZES, skips_rope=(True, False)),
 }
-KINDS = ("none", "int8", "int4")
-CLOSE = {"none": 1e-5, "int8": 0.03, "int4": 0.03}  # relative error of what the layers add; activations have 8 bits
+WHOLE_GROUPS = {"hidden": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 160}  # for weights in blocks
+KINDS = ("none", *QUANTIZERS)
+CLOSE = {"none": 1e-5, "Q8_0": 0.03, "Q4_1": 0.03}  # relative error of what the layers add; activations have 8 bits
 LEVELS = {level.name: level for level in levels()}
+
+
+def sizes_of(family, kind="none"):
+    return FAMILY[family] if kind == "none" else replace(FAMILY[family], **WHOLE_GROUPS)
+
+
+@lru_cache(maxsize=None)
+def plain_tensors(family, kind):
+    """Random weights by name."""
+    sizes, made = sizes_of(family, kind), {}
+    for name, tensor in random_weights(Slice(sizes, 0, sizes.layers)).items():
+        if tensor.dim() == 1:
+            tensor = tensor + 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
+        made[name] = tensor
+    return made
 
 
 @lru_cache(maxsize=None)
 def tensors_of(family, kind="none"):
-    """Random weights by name, quantized."""
-    sizes, made = FAMILY[family], {}
-    for name, tensor in random_weights(Slice(sizes, 0, sizes.layers)).items():
-        if tensor.dim() == 1:
-            tensor = tensor + 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
-        if kind != "none" and LINEAR_WEIGHT.search(name):
-            owner = name[:-len(".weight")]
-            made.update({f"{owner}.{end}": part for end, part in quantized(kind, tensor).items()})
-        else:
-            made[name] = tensor
-    return made
+    """The same weights, in blocks."""
+    return {name: quantized(name, x, kind) for name, x in plain_tensors(family, kind).items()}
 
 
-def quantized(kind, weight):
-    """As `quantize`, but without bitsandbytes, which some machines lack."""
-    if kind != "int8":
-        return quantize(kind, weight)
-    scale = weight.abs().amax(1)
-    return {"scale": scale, "weight": (weight * 127 / scale[:, None]).round().to(torch.int8)}
+def quantized(name, tensor, kind):
+    is_quantized = kind != "none" and LINEAR_WEIGHT.search(name) and can_be_quantized(kind, tensor.shape)
+    return to_blocks(kind, tensor) if is_quantized else tensor
 
 
 def unfolded(family, kind):
-    """The same weights in float64."""
-    sizes, tensors, made = FAMILY[family], tensors_of(family, kind), {}
-    for name, tensor in tensors.items():
-        owner, _, end = name.rpartition(".")
-        scale = tensors.get(f"{owner}.scale") if end == "weight" else None
-        if end == "scale":
-            continue
-        if scale is not None and kind == "int8":
-            tensor = tensor.double() * (scale.double() / 127)[:, None]
-        elif scale is not None:
-            inputs = Slice(sizes, 0, sizes.layers).get_parameter(name).shape[1]
-            tensor = int4.unfold(tensor, scale, inputs, torch.float64)
-        made[name] = tensor
-    return made
+    """The same weights, as the blocks have them."""
+    return {name: rounded(kind, x) if kind != "none" and LINEAR_WEIGHT.search(name) else x
+            for name, x in plain_tensors(family, kind).items()}
 
 
 class Model:
     """Native layers and a cache; `read` gives the hidden states of rows."""
 
     def __init__(self, family, kind="none", small=False, level=None, threads=1):
-        self.sizes = FAMILY[family]
+        self.sizes = sizes_of(family, kind)
         body, windows = Slice(self.sizes, 0, self.sizes.layers), self.sizes.windows
-        self.body = NativeSlice(body, kind, tensors_of(family, kind), threads, windows, level)
+        self.body = NativeSlice(body, tensors_of(family, kind), threads, windows, level)
         self.cache = self.new_cache(small)
 
     def new_cache(self, small=False):
@@ -135,8 +129,8 @@ TEXT = [random.Random(1).randrange(50) for _ in range(LENGTH)]
 
 @pytest.mark.parametrize("family, kind, small", [
     *((family, "none", False) for family in FAMILY),
-    ("llama", "none", True), ("ministral", "int4", True), ("qwen2", "int8", False), ("qwen3", "int8", True),
-    ("qwen3", "int4", False)])
+    ("llama", "none", True), ("ministral", "Q4_1", True), ("qwen2", "Q8_0", False), ("qwen3", "Q8_0", True),
+    ("qwen3", "Q4_1", False)])
 def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(family, kind, small):
     wanted = alone(Model(family, kind, small), TEXT)
     for level in LEVELS.values():
@@ -179,10 +173,10 @@ def test_the_order_of_the_slots_changes_nothing():
     assert all(torch.equal(made, orders[0]) for made in orders[1:])
 
 
-@pytest.mark.parametrize("family, kind", [*((family, "none") for family in FAMILY), ("llama", "int8"),
-                                          ("qwen3", "int4")])
+@pytest.mark.parametrize("family, kind", [*((family, "none") for family in FAMILY), ("llama", "Q8_0"),
+                                          ("qwen3", "Q4_1")])
 def test_the_layers_compute_what_torch_computes_in_float64(family, kind):
-    sizes = FAMILY[family]
+    sizes = sizes_of(family, kind)
     exact = Slice(sizes, 0, sizes.layers)
     fill(exact, unfolded(family, kind), torch.float64, "cpu")
     cache = sizes.cache(sizes.layers, 256, torch.empty(0, dtype=torch.float64), sizes.windows)
@@ -197,7 +191,7 @@ def test_weights_that_fit_into_bfloat16_have_the_bits_of_float32(monkeypatch):
     halved = {name: tensor.bfloat16().float() for name, tensor in tensors_of("llama").items()}
 
     def body():
-        return NativeSlice(Slice(SIZES, 0, 2), "none", halved, 1)
+        return NativeSlice(Slice(SIZES, 0, 2), halved, 1)
 
     def rows(of):
         model.body, model.cache = of, model.new_cache()
@@ -225,15 +219,8 @@ class NativeTiny(Tiny):
 
     def slice(self, first, last):
         body = Slice(self.config, first, last)
-        made = {}
-        for name, _ in body.named_parameters():
-            tensor = self.tensors[name].float()
-            if self.kind != "none" and LINEAR_WEIGHT.search(name):
-                owner = name[:-len(".weight")]
-                made.update({f"{owner}.{end}": part for end, part in quantized(self.kind, tensor).items()})
-            else:
-                made[name] = tensor
-        return NativeSlice(body, self.kind, made, 1)
+        made = {name: quantized(name, self.tensors[name].float(), self.kind) for name, _ in body.named_parameters()}
+        return NativeSlice(body, made, 1)
 
 
 TINIES = {kind: NativeTiny(kind) for kind in KINDS}
@@ -256,7 +243,8 @@ def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(kind
 @pytest.mark.parametrize("words, methods", [
     (("temperature=0",), ("ar", "naive", "continuous", "streaming", "pipedec")),
     (("temperature=1", "seed=3", "quant_kv=int8"), ("ar", "naive", "continuous", "streaming")),
-    (("temperature=0.8", "quant=int4"), ("ar", "continuous", "pipedec")),
+    (("temperature=0.8", "quant=int4", "quant_head=int4"), ("ar", "continuous", "pipedec")),
+    (("temperature=0", "quant=int8", "quant_draft=true"), ("ar", "naive", "streaming")),
     (("temperature=1", "profile=server", "time=virtual"), ("ar", "continuous"))], ids=str)
 def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
     output = tmp_path / "answer.json"
@@ -282,7 +270,7 @@ def rows_of(model, **change):
 
 
 C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment"
-CONSTANTS = "PANEL", "FLOAT32", "BFLOAT16", "INT8", "INT4", "GROUP_INT8", "SUBGROUP_INT8", "GROUP_INT4"
+CONSTANTS = "PANEL", "FLOAT32", "BFLOAT16", "INT8", "SUBGROUP_INT8", "INT4"
 RESULTS = "DONE", "GIVEN_UP", "NO_MEMORY"
 
 
@@ -333,7 +321,7 @@ def test_a_cache_of_fewer_layers_is_refused():
 def test_hidden_states_that_do_not_fit_the_layers_are_refused(x, positions):
     sizes = replace(SIZES, layers=4)
     tensors = random_weights(Slice(sizes, 1, 3))
-    body, cache = NativeSlice(Slice(sizes, 1, 3), "none", tensors, 1), sizes.cache(2, 256, torch.empty(0))
+    body, cache = NativeSlice(Slice(sizes, 1, 3), tensors, 1), sizes.cache(2, 256, torch.empty(0))
     cache.admit([0, 1, 2], [0, 0, 1], 3)
     with pytest.raises(IndexError):
         body(x, torch.tensor(positions), cache)
@@ -397,12 +385,13 @@ def test_inner_features_are_the_inputs_of_layers():
     (SIZES, torch.float64, "none", "compute in float32 on a CPU"),
     (SIZES, torch.float32, "nf4", "have no nf4"),
     (replace(SIZES, hidden=4096), torch.float32, "none", "torch is faster in float32 for rows of more than 2048"),
-    (replace(SIZES, hidden=4096), torch.float32, "int8", ""),
+    (replace(SIZES, hidden=4096), torch.float32, BLOCKS, ""),
+    (SIZES, torch.float32, "int8", "have no int8"),
     (replace(SIZES, family=FAMILIES["olmo2"]), torch.float32, "none", "the layers of Olmo2ForCausalLM"),
     (replace(SIZES, family=FAMILIES["opt"]), torch.float32, "none", "the layers of OPTForCausalLM"),
     (replace(SIZES, experts=4, family=FAMILIES["mixtral"]), torch.float32, "none", "the layers of MixtralForCausalLM"),
     (replace(SIZES, head_dim=12), torch.float32, "none", "a multiple of 8"),
-    *((sizes, torch.float32, "int4", "") for sizes in FAMILY.values())])
+    *((sizes, torch.float32, BLOCKS, "") for sizes in FAMILY.values())])
 def test_the_reason_why_torch_computes_layers(sizes, dtype, kind, reason):
     found = reason_against(sizes, dtype, torch.device("cpu"), kind)
     assert reason in found and bool(reason) == bool(found)
@@ -508,17 +497,17 @@ def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, caps
 # --- linear layers outside of a stage ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["none", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_linear_layer_gives_a_row_the_same_bits_beside_any_number_of_others(kind, level):
-    linear = torch.nn.Linear(100, 70)
+    linear = torch.nn.Linear(96, 70)
     generator = torch.Generator().manual_seed(1)
     linear.weight.data, linear.bias.data = (torch.randn(x.shape, generator=generator) for x in linear.parameters())
-    rows = torch.randn(70, 100, generator=generator)
-    wanted = NativeProducts(1).quantized(linear, kind)(rows)
-    native = NativeProducts(2, LEVELS[level]).quantized(linear, kind)
+    rows = torch.randn(70, 96, generator=generator)
+    wanted = NativeProducts(1).quantized(kind, linear.weight, linear.bias)(rows)
+    native = NativeProducts(2, LEVELS[level]).quantized(kind, linear.weight, linear.bias)
     for count in (1, 2, 5, 8, 17, 70):
         assert torch.equal(native(rows[:count]), wanted[:count])
-    assert (wanted - linear(rows)).norm() < {"none": 1e-6, "int4": 0.15}[kind] * wanted.norm()
+    assert (wanted - linear(rows)).norm() < {"none": 1e-6, "Q8_0": 0.02, "Q4_1": 0.15}[kind] * wanted.norm()
     assert native(rows[:0]).shape == (0, 70)
 
 

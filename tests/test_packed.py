@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from launch.split.write import split
-from model.weights import int4
 from model.weights.unfold import Unfolded
 from tests.checkpoints import refused, same
 from tests.test_families import Saved
@@ -137,34 +136,6 @@ def test_a_quantized_checkpoint_is_unfolded_to_what_its_codes_mean(plain, tmp_pa
         files = [load_file(tmp_path / f"{which} split" / f"stage_{rank}" / "model.safetensors")
                  for which in ("packed", "meant")]
         assert same(*files)
-
-
-@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-tensors, int4"])
-@pytest.mark.parametrize("group", [32, 64])
-def test_four_bits_in_groups_of_32_or_more_keep_their_codes_as_int4(form, group, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.GROUP", group)
-    torch.manual_seed(1)
-    _, make = FORMS[form]
-    _, meant = make("x.weight", torch.zeros(64, 192))
-    pairs, scale = int4.quantize(meant)
-    step = scale[..., 0].float().t().repeat_interleave(32, 1)
-    moved = int4.unfold(pairs, scale, 192, torch.float32) - meant.float()
-    assert bool((moved.abs() < 0.1 * step).all())  # rounded again they would move by up to half a step
-    codes_NGg = int4.codes(pairs).float().unflatten(1, (-1, 32))
-    steps = (meant.float() / step).round()
-    steps_NGg = steps.unflatten(1, (-1, 32))
-    firsts = [x.amin(-1, keepdim=True) for x in (codes_NGg, steps_NGg)]
-    assert torch.equal(codes_NGg - firsts[0], steps_NGg - firsts[1])
-
-
-def test_other_weights_have_no_codes_to_keep():
-    torch.manual_seed(1)
-    weight = torch.randn(64, 192)
-    groups = weight.unflatten(1, (-1, 32))
-    reach = groups.amax(-1) - groups.amin(-1)
-    assert not int4._steps(groups, reach).any()
-    pairs, scale = int4.quantize(torch.zeros(2, 64))
-    assert not int4.unfold(pairs, scale, 64, torch.float32).any()
 
 
 REFUSED = {

@@ -8,36 +8,49 @@ import pytest
 import torch
 from torch import nn
 
-from config.run_config import RunConfig
+from config.run_config import QUANTIZATIONS, RunConfig
 from launch.build import build_lm_head, build_stage
 from launch.drafts import build_draft
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import Layout, split
 from model.llama import fill
-from model.weights import quant, quant_layers
+from model.native import packing
+from model.native.linear import NativeLinear
+from model.weights import blocks, quant, quant_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import Packed
-from model.weights.parts import Part
-from model.weights.quant import BLOCK_SIZE, KINDS, quantize, running_kind
-from model.weights.quant_layers import Int8, Quantized, compress, probe
+from model.weights.parts import HEAD, Part
+from model.weights.quant import (
+    BLOCK_SIZE,
+    IN_BLOCKS,
+    LIBRARY_KINDS,
+    kind_on,
+    quantize,
+    rounded,
+    running_quantization,
+)
+from model.weights.quant_layers import FourBit, Quantized, compress, probe
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
 from tests.saved import here
-from tests.test_families import Saved
+from tests.test_families import MODELS, Saved
 
 pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="quantized weights need bitsandbytes")
-FAR = {"int8": 0.012, "int4": 0.09, "nf4": 0.11, "fp4": 0.14}  # relative error of outputs, random weights
+QUANTIZED = QUANTIZATIONS[1:]
+KINDS = (*LIBRARY_KINDS, *blocks.QUANTIZERS)
+FAR = {"int8": 0.012, "nf4": 0.11, "fp4": 0.14, "Q8_0": 0.01, "Q4_1": 0.09}  # error of outputs, random weights
 FAR_BEHIND = {"int8": 0.05, "int4": 0.6, "nf4": 0.6, "fp4": 0.6}  # and of a layer of large weights
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
 
 
 @pytest.fixture(scope="module")
 def quantized(saved, tmp_path_factory):
-    """The tiny model, split once for every kind."""
+    """The tiny model, split once for every quantization."""
     out = tmp_path_factory.mktemp("quantized")
-    for kind in KINDS:
+    for kind in QUANTIZED:
         split(saved / "base", out / kind, "0+2+2", saved / "head", progress=False, layout=Layout(kind))
     return out
 
@@ -58,7 +71,7 @@ def test_a_quantized_linear_is_near_the_plain_one(kind, inputs, outputs, dtype):
     wanted = module["linear"](x).double()
     compress(module, kind, dtype)
     got = module["linear"](x)
-    assert isinstance(module["linear"], Quantized) and got.dtype == dtype
+    assert isinstance(module["linear"], Quantized) == (kind in LIBRARY_KINDS) and got.dtype == dtype
     assert 0 < (got.double() - wanted).norm() / wanted.norm() < FAR[kind]
 
 
@@ -95,16 +108,17 @@ def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
-    weight = linear(48, 80, torch.float32)[0]["linear"].weight
+    weight = linear(96, 80, torch.float32)[0]["linear"].weight
     whole = quantize(kind, weight)
-    monkeypatch.setattr(quant, "WEIGHTS_AT_ONCE", 4 * BLOCK_SIZE)
+    for module in (quant, blocks):
+        monkeypatch.setattr(module, "WEIGHTS_AT_ONCE", 4 * BLOCK_SIZE)
     assert same(quantize(kind, weight), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED)
 def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized):
     for rank in (1, 2):
-        stages = [build_stage(RankSpec(RunConfig(dtype="float32", **key), Part(folder / f"stage_{rank}")), OFF)
+        stages = [build_stage(RankSpec(RunConfig(dtype="float64", **key), Part(folder / f"stage_{rank}")), OFF)
                   for folder, key in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind}))]
         assert same(*[dict(stage.part.named_parameters()) for stage in stages])
         small, large = [(folder / f"stage_{rank}" / "model.safetensors").stat().st_size
@@ -164,9 +178,12 @@ NEWER = ("phi3", "granite", "gemma3", "mixtral", "gpt-oss")
 
 @pytest.mark.parametrize("name, kind", [
     *((name, kind) for place, name in enumerate(OLDER)
-      for kind in KINDS[place % 2::2]),
-    *((name, KINDS[place % 2]) for place, name in enumerate(NEWER))])
-def test_every_family_can_be_quantized(name, kind, tmp_path):
+      for kind in QUANTIZED[place % 2::2]),
+    *((name, QUANTIZED[place % 2]) for place, name in enumerate(NEWER))])
+def test_every_family_can_be_quantized(name, kind, tmp_path, monkeypatch):
+    class_name, fields = MODELS[name]
+    widths = {key: 64 for key in ("hidden_size", "word_embed_proj_dim") if key in fields}  # whole groups of inputs
+    monkeypatch.setitem(MODELS, name, (class_name, {**fields, **widths}))
     family = Saved(name, tmp_path)
     split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(kind))
     x, off = torch.arange(12), []
@@ -194,27 +211,76 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         head = network.network
         kinds = {type(module)
                  for module in head.modules() if isinstance(module, (nn.Linear, Packed, Quantized))}
-        assert kinds in ([{quant_layers.FourBit}] if asked else [{nn.Linear}, {Packed}])
+        assert kinds in ([{FourBit}] if asked else [{nn.Linear}, {Packed}])
         assert not isinstance(lm_head.product, Quantized)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_head_is_quantized_when_asked_and_its_plain_weight_given_up(kind, saved):
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_a_head_is_quantized_to_blocks_when_asked(kind, kernel, saved):
     part = Part(saved / "0+2+2" / "stage_0")
-    plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32"), part))
+    plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32", kernel=kernel), part))
                     for asked in ("none", kind))
-    assert type(rough.product) is quant_layers.CLASSES_BY_KIND[kind]
     x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
     assert 0 < float(off) < quant_layers.MAX_ERROR
-    if not quant_layers.why_unfolded(rough):
-        assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
+    assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
+    unfolded = rounded(IN_BLOCKS[kind], part.weights.read(HEAD))
+    expected = x_TD @ unfolded.t()
+    assert (rough(x_TD) - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("kind, form", [("int8", packing.INT8), ("int4", packing.INT4)])
+@pytest.mark.parametrize("keys", [{"draft": "eagle"}, {"draft": "model", "draft_dir": "base"}], ids=str)
+def test_a_draft_is_computed_from_its_blocks_by_native_kernels(kind, form, keys, saved):
+    if "draft_dir" in keys:
+        keys = {**keys, "draft_dir": str(saved / "base")}
+    config = RunConfig(quant=kind, quant_draft=True, dtype="float32", kernel="native", **keys)
+    spec = RankSpec(config, Part(saved / "0+2+2" / "stage_0"))
+    [draft] = build_draft(spec, build_lm_head(spec)).networks
+
+    products = {name: module for name, module in draft.network.named_modules() if isinstance(module, NativeLinear)}
+    forms = {name.rpartition(".")[2]: module._weight.form for name, module in products.items()}
+    assert forms["o_proj"] == form
+    assert forms["down_proj"] == packing.FLOAT32, "its 48 inputs are no whole groups"
+    if "draft_dir" in keys:
+        assert draft.lm_head.product._weight.form == packing.FLOAT32
 
 
 def test_auto_is_what_the_split_holds(quantized):
-    assert running_kind("auto", "nf4", "x") == running_kind("nf4", "nf4", "x") == "nf4"
-    assert running_kind("nf4", "none", "x") == "nf4"
-    assert running_kind("auto", "none", "x") == running_kind("none", "none", "x") == "none"
+    assert running_quantization("auto", "nf4", "x") == running_quantization("nf4", "nf4", "x") == "nf4"
+    assert running_quantization("nf4", "none", "x") == "nf4"
+    assert running_quantization("auto", "none", "x") == running_quantization("none", "none", "x") == "none"
+
+
+def test_int8_and_int4_are_blocks_but_for_int8_on_cuda():
+    assert [kind_on(CPU, kind) for kind in QUANTIZATIONS] == ["none", "Q8_0", "Q4_1", "nf4", "fp4"]
+    assert [kind_on(CUDA, kind) for kind in QUANTIZATIONS] == ["none", "int8", "Q4_1", "nf4", "fp4"]
+
+
+@pytest.mark.parametrize("device, kernel, held, asked, computed, quantizes", [
+    ("cpu", "native", "none", "int8", "blocks", "Q8_0"), ("cpu", "native", "int8", "int8", "blocks", "none"),
+    ("cpu", "native", "int4", "auto", "blocks", "none"), ("cpu", "torch", "int4", "auto", "none", "none"),
+    ("cpu", "torch", "none", "int4", "none", "Q4_1"), ("cpu", "native", "nf4", "auto", "nf4", "none"),
+    ("cuda", "native", "int8", "auto", "int8", "int8"), ("cuda", "native", "none", "int8", "int8", "int8"),
+    ("cuda", "native", "int4", "auto", "none", "none"), ("cuda", "native", "none", "int4", "none", "Q4_1"),
+    ("cuda", "native", "nf4", "auto", "nf4", "none")])
+def test_what_a_rank_does_with_a_split(device, kernel, held, asked, computed, quantizes, saved, quantized):
+    folder = saved / "0+2+2" if held == "none" else quantized / held
+    config = RunConfig(device=device, kernel=kernel, quant=asked, dtype="float32")
+    spec = RankSpec(config, Part(folder / "stage_1"))
+    assert (spec.quant, spec.quantizes) == (computed, quantizes)
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_a_split_of_the_former_form_is_refused(kind, saved, tmp_path):
+    """It has weights in two dimensions, and scales beside them."""
+    folder = split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))[1]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "quant": kind}))
+    with refused(f"holds {kind} weights in a form that is no longer read; split again: python "
+                 f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 4 --quant {kind}"):
+        Part(folder)
 
 
 @pytest.mark.parametrize("asked, fix", [("none", "without --quant"), ("int8", "with --quant int8")])
@@ -226,18 +292,19 @@ def test_another_kind_than_the_split_holds_is_refused(asked, fix, quantized, cap
 
 
 def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkeypatch):
-    config, part = RunConfig(quant="int8", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
+    config, part = RunConfig(quant="nf4", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
     with monkeypatch.context() as patch:
-        patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
-        with refused("int8 weights cannot be computed on cpu (the result is incorrect): install"):
+        patch.setattr(FourBit, "forward", lambda self, x_TD: x_TD * 0)
+        with refused("nf4 weights cannot be computed on cpu (the result is incorrect): install"):
             build_stage(RankSpec(config, part), OFF)
 
     def absent():
         raise ImportError("No module named 'bitsandbytes'")
 
     monkeypatch.setattr(quant, "library", absent)
-    with refused("int8 weights cannot be computed on cpu (No module named 'bitsandbytes'): install the bitsandbytes"):
+    with refused("nf4 weights cannot be computed on cpu (No module named 'bitsandbytes'): install the bitsandbytes"):
         build_stage(RankSpec(config, part), OFF)
     with refused("nf4 weights cannot be computed"):
         split(saved / "base", part.folder.parent.parent / "never", "0+4", progress=False, layout=Layout("nf4"))
-    probe("none", torch.float32, "cpu")
+    for kind in ("none", *blocks.QUANTIZERS):
+        probe(kind, torch.float32, "cpu")

@@ -38,7 +38,7 @@ from pipeline.messages import Segment
 from pipeline.stage import Stage
 
 NUMBER_TYPES = ("float32", "bfloat16", "float16")
-QUANTIZED_FORMS = (("bfloat16", "int8"), ("bfloat16", "int4"), ("float16", "nf4"))
+QUANTIZED_FORMS = (("bfloat16", "int8"), ("float16", "nf4"))
 RING_METHODS = [name for name, method in METHODS.items() if method.target == "ring"]
 STAGE_ROWS = (1, 4, 16, 64)
 CONTEXT = 128  # tokens of text in a timed layer's cache

@@ -27,7 +27,7 @@ from launch.split.write import split
 LLAMA_CPP = "llama.cpp"
 # type, layers and LM head of ours, auto as in the file; the forms without quantization are also those of transformers
 FORMS = (("float32", "auto", "auto"), ("float32", "none", "none"), ("bfloat16", "none", "none"),
-         ("bfloat16", "int4", "int4"))
+         ("float32", "int8", "int8"), ("float32", "int4", "int4"))
 PROMPT_LENGTHS = (16, 64)  # tokens
 NUM_TOKENS = 32  # of an answer, after the shorter prompt
 CONTEXT = 512

@@ -39,7 +39,7 @@ from model.weights.parts import (
     check_type,
     plan_stages,
 )
-from model.weights.quant import STORED, Recast
+from model.weights.quant import Recast, kind_on
 from model.weights.quant_layers import probe
 from model.weights.split import placements, span
 from model.weights.unfold import Unfolded
@@ -47,6 +47,7 @@ from tp.shares import ShardedSource, member_tensors
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # types of a head's maps between vocabularies
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
+CPU = torch.device("cpu")  # on which weights are quantized
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 Tick = Callable[[int], Any]  # receives the number of bytes that were written
 
@@ -75,11 +76,6 @@ class SplitPlan:
     layout: Layout
     split_id: str
     out: Path
-
-    @property
-    def _kind(self) -> str:
-        """The kind of weights that are written: those that are not quantized stay as they are stored."""
-        return STORED if self.layout.quant == "none" else self.layout.quant
 
     @property
     def inner(self) -> list[int]:
@@ -122,7 +118,8 @@ class SplitPlan:
         if len(self.layout.shares) > 1:
             _, member = self.placements[rank]
             source_of_rank = ShardedSource(self.source, self.layout.shares, member)
-        yield WEIGHTS, Recast(source_of_rank, self.parts[rank], self._kind, must_be_finite=True)
+        kind = kind_on(CPU, self.layout.quant)
+        yield WEIGHTS, Recast(source_of_rank, self.parts[rank], kind, keeps_blocks=True, must_be_finite=True)
 
         if has_head and self.head:
             head_names = {name: name for name in held_ahead(self.head) or self.head.names()}
@@ -293,7 +290,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
             model_dir = unpack(Path(model_dir), Path(out_dir) / "whole", progress=progress)
 
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
-        probe(layout.quant, torch.float32, "cpu")
+        probe(kind_on(CPU, layout.quant), torch.float32, CPU)
 
         if plan.missing:  # else users who may only read the split can use it
             with one_at_a_time(plan.out):

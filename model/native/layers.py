@@ -32,8 +32,8 @@ from model.native.structures import (
     start,
 )
 from model.weights.checkpoint import form_of
-from model.weights.quant import STORED, Recast
-from model.weights.quant_layers import StoredEmbedding, hollow, hollow_blocks
+from model.weights.quant import Recast
+from model.weights.quant_layers import StoredEmbedding, hollow_blocks
 
 EMBEDDING = "embed_tokens.weight"
 LANES = 8  # a head has a multiple of this many dimensions
@@ -76,13 +76,12 @@ class _Below(Mapping[str, Tensor]):
 class NativeSlice:
     """A slice whose layers are computed in C, and which is called as a `Slice`.
 
-    `body` is that slice without weights, of which the embedding and the tables of positions are used. `kind` is that of
-    the weights in `tensors`. `windows` are those of the caches, as for `TreeCache`. Raises ValueError if there is no
+    `body` is that slice without weights, of which the embedding and the tables of positions are used. Weights in
+    `tensors` may be in blocks. `windows` are those of the caches, as for `TreeCache`. Raises ValueError if there is no
     library, or if names or shapes of tensors do not match.
     """
 
-    def __init__(self, body: Slice, kind: str,
-                 tensors: Mapping[str, Tensor], num_threads: int,
+    def __init__(self, body: Slice, tensors: Mapping[str, Tensor], num_threads: int,
                  windows: Sequence[int] = (), level: Level | None = None) -> None:
         assert body.rotary is not None, "a family without rotary positions is torch's"
         self.config, self.body, self.rotary = body.config, body, body.rotary
@@ -90,11 +89,8 @@ class NativeSlice:
         self._library = library(level)
         self._weights = Weights(packing_of(self._library))
 
-        if kind == STORED:
-            assert isinstance(tensors, Recast), "only files have blocks"
-            hollow_blocks(body, tensors)
-        else:
-            hollow(body, kind)
+        is_recast = isinstance(tensors, Recast)
+        hollow_blocks(body, tensors.forms if is_recast else {name: form_of(x) for name, x in tensors.items()})
         cache_windows = windows or (0,) * len(self.layers)
         layer_structures = [self._pack_layer(number, tensors, cache_windows) for number in self.layers]
         self._structures = (CLayer * len(self.layers))(*layer_structures)

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.llama import fill
 from model.native.compiler import Level, library
 from model.native.structures import CModel, Weights, check_result, packing_of, start
-from model.weights.blocks import plain_shape
-from model.weights.quant import STORED, quantized_tensors
-from model.weights.quant_layers import hollow
+from model.weights.blocks import plain_shape, quantize
+from model.weights.quant import can_be_quantized
 
 NO_LAYERS = CModel(num_heads=1, num_kv_heads=1)
 
@@ -34,29 +32,21 @@ class NativeProducts:
         layer = SimpleNamespace(weight=weight, bias=bias, in_features=num_inputs, out_features=num_outputs)
         return NativeLinear(self, layer)
 
-    def stored(self, blocks: Tensor) -> NativeLinear:
-        """Return a linear layer with the blocks of a GGUF file `[N, B, bytes]`."""
+    def stored(self, blocks: Tensor, bias: Tensor | None = None) -> NativeLinear:
+        """Return a linear layer with its weight in blocks `[N, B, bytes]`."""
         num_outputs, num_inputs = plain_shape(blocks.shape)
-        layer = SimpleNamespace(
-            weight=blocks, bias=None, in_features=num_inputs, out_features=num_outputs, kind=STORED)
+        layer = SimpleNamespace(weight=blocks, bias=bias, in_features=num_inputs, out_features=num_outputs)
         return NativeLinear(self, layer)
 
-    def quantized(self, linear: nn.Linear, kind: str) -> NativeLinear:
-        """Return a linear layer with the weights of `linear`, quantized to `kind`."""
-        if kind == "none":
-            return self.plain(linear.weight, linear.bias)
-        tensors = quantized_tensors("linear.weight", kind, linear.weight)
-        if linear.bias is not None:
-            tensors["linear.bias"] = linear.bias
-
-        module = nn.ModuleDict({"linear": linear})
-        hollow(module, kind)
-        fill(module, tensors, torch.float32, "cpu")
-        return NativeLinear(self, module["linear"])
+    def quantized(self, kind: str, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
+        """Return a linear layer with this weight, quantized to a type of blocks if it fills some; or "none"."""
+        if kind == "none" or not can_be_quantized(kind, tuple(weight.shape)):
+            return self.plain(weight, bias)
+        return self.stored(quantize(kind, weight), bias)
 
 
 class NativeLinear(nn.Module):
-    """A linear layer in C; `layer` has its sizes, its weight, perhaps with scales, and its bias."""
+    """A linear layer in C; `layer` has its sizes, its weight, perhaps in blocks, and its bias."""
 
     def __init__(self, products: NativeProducts, layer: Any) -> None:
         super().__init__()

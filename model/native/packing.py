@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from model.weights import blocks, int4
+from model.weights import blocks
 
 PANEL = 16  # outputs that lie together
-FLOAT32, BFLOAT16, INT8, INT4, GROUP_INT8, SUBGROUP_INT8, GROUP_INT4 = range(7)
+FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 = range(5)
 SIGN_BIT = 128  # of a byte
 UNIT_TYPES = {2: torch.int16, 4: torch.int32}  # by the bytes of a unit
 
@@ -56,33 +55,20 @@ def pack_float(weight_NI: Tensor) -> PackedWeight:
     return PackedWeight(BFLOAT16 if fits_bf16 else FLOAT32, elements)
 
 
-def pack_int8(weight_NI: Tensor, scale_N: Tensor, packing: Packing) -> PackedWeight:
-    """Pack an 8-bit weight with a scale for each output."""
-    return PackedWeight(INT8, pack_bytes(weight_NI, packing), padded(scale_N))
-
-
-def pack_int4(pairs: Tensor, scale_GN2: Tensor, packing: Packing) -> PackedWeight:
-    """Pack pairs of codes with their scales and offsets, to `[N / 16, G, 2, 16]`."""
-    subgroups = int4.codes(pairs).view(len(pairs), -1, 2, int4.GROUP // 2)
-    low_nibbles, high_nibbles = subgroups.unbind(2)
-    codes = pack_pairs(low_nibbles | high_nibbles << 4, packing)
-    return PackedWeight(INT4, codes, interleave_scales(scale_GN2.transpose(0, 1)))
-
-
 def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
-    """Pack the outputs of several weights in blocks of a GGUF file as one weight."""
+    """Pack the outputs of several weights in blocks as one weight."""
     coded_weights = [blocks.coded_weight(weight) for weight in weights]
     if all(weight.has_nibbles for weight in coded_weights):
         nibbles = torch.cat([weight.codes for weight in coded_weights])
         scales = torch.cat([weight.scales for weight in coded_weights])
         minimums = torch.cat([weight.minimums_or_zeros() for weight in coded_weights])
         group_scales = torch.stack((scales, minimums), -1)
-        return PackedWeight(GROUP_INT4, pack_pairs(nibbles, packing), interleave_scales(group_scales))
+        return PackedWeight(INT4, pack_pairs(nibbles, packing), interleave_scales(group_scales))
 
     int8_codes = pack_bytes(torch.cat([weight.int8_codes() for weight in coded_weights]), packing)
     if all(weight.has_scale_only for weight in coded_weights):
         scales = torch.cat([weight.scales for weight in coded_weights])
-        return PackedWeight(GROUP_INT8, int8_codes, interleave_scales(scales[..., None]))
+        return PackedWeight(INT8, int8_codes, interleave_scales(scales[..., None]))
 
     subgroup_scales = torch.cat([weight.subgroup_scales() for weight in coded_weights])
     minimums = torch.cat([weight.minimums_or_zeros() for weight in coded_weights])
@@ -92,8 +78,7 @@ def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
 
 def pack_bytes(codes_NI: Tensor, packing: Packing) -> Tensor:
     """Pack codes of 8 bits to `[N / 16, I / unit, 16, unit]`."""
-    num_missing = -codes_NI.shape[1] % int4.GROUP
-    padded_codes = F.pad(padded(codes_NI), (0, num_missing)).view(torch.uint8)
+    padded_codes = padded(codes_NI).view(torch.uint8)
     if packing.offset_int8:
         assert packing.offset_int8 == SIGN_BIT, packing
         padded_codes = padded_codes ^ SIGN_BIT  # which adds the offset

@@ -15,8 +15,8 @@
  *   path       the slots that a row sees, in the order of the text; a path index counts them from 0
  *   head       an attention head; H / K query heads (`num_query_heads`) share a key/value head
  *   sublayer   the attention or the feed-forward of a layer
- *   code       a whole number that stands for an element of a weight, row, key or value: times a scale, plus an
- *              offset or a minimum in some forms
+ *   code       a whole number that stands for an element of a weight, row, key or value: times a scale, plus a
+ *              minimum in some forms
  *   nibble     a code of 4 bits; two share a byte
  *   group      GROUP inputs of a weight or row that are summed in whole numbers; a subgroup is one half of them
  *   unit       some inputs of an output that are multiplied at once (lanes.h)
@@ -36,7 +36,6 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 #define MAX_CODE 127 /* of 8 bits; -128 is not used */
-#define INT4_ZERO_POINT 8 /* the nibble that stands for 0 in the form INT4 */
 #define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in 8 bits: its scale stays above 0 */
 #define MAX_CHUNK_ROWS 8 /* of one item of the attention, which mostly see the same slots */
 #define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
@@ -44,22 +43,20 @@
 #define CACHE_LINE 64 /* bytes */
 #define PREFETCH_BYTES 2048 /* of a weight that are fetched ahead, since a tile's rows keep the processor busy */
 
-enum Form { FLOAT32, BFLOAT16, INT8, INT4, GROUP_INT8, SUBGROUP_INT8, GROUP_INT4 };
+enum Form { FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 };
 
 /* --- what Python passes: model/native/structures.py has the same fields ------------------------------------------- */
 
 /* A weight `[N, I]` in panels of 16 outputs; outputs are padded to panels, and inputs to groups in all forms but the
  * first two.
  * FLOAT32, BFLOAT16: elements `[N / 16, I, 16]`.
- * INT8: codes `[N / 16, I / UNIT_INT8, 16, UNIT_INT8]`, scales float `[N]`: a weight is code * scale.
- * INT4: nibbles `[N / 16, G, 16 * GROUP / 2]` in units of UNIT_INT4 bytes: a byte has the code of an input of a group's
- *   first subgroup in its low bits, that of the second subgroup's input in its high bits; scales and offsets bfloat16
- *   `[N / 16, G, 2, 16]`: a weight is (code - 8) * scale + offset.
  * The other forms are those of GGUF files, with floats for each group:
- * GROUP_INT8: codes as in INT8, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
+ * INT8: codes `[N / 16, I / UNIT_INT8, 16, UNIT_INT8]`, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
  * SUBGROUP_INT8: codes as in INT8, the scales of both subgroups and a minimum `[N / 16, G, 3, 16]`: a weight is
  *   code * scale + minimum.
- * GROUP_INT4: nibbles as in INT4, scales and minimums `[N / 16, G, 2, 16]`: a weight is code * scale + minimum. */
+ * INT4: nibbles `[N / 16, G, 16 * GROUP / 2]` in units of UNIT_INT4 bytes: a byte has the code of an input of a group's
+ *   first subgroup in its low bits, that of the second subgroup's input in its high bits; scales and minimums
+ *   `[N / 16, G, 2, 16]`: a weight is code * scale + minimum. */
 typedef struct {
     int64_t form, num_outputs, num_inputs;
     const void *elements, *scales;
@@ -306,31 +303,10 @@ INLINE void add_units_int8(const Run *run, const uint8_t *weights, const code_fo
     }
 }
 
-/* INT8: the exact sum of a group times the row's scale, added in the order of groups, then times the output's scale. */
-INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows,
-                      f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
-    int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
-    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * GROUP * PANEL;
-    const code_for_int8 *codes = run->codes_for_int8 + first_row * run->padded_inputs;
-
-    for (int64_t group = 0; group < num_groups; group++, weights += GROUP * PANEL) {
-        i32_register group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
-        add_units_int8(run, weights, codes + group * GROUP, GROUP / UNIT_INT8, num_rows, group_sums);
-        EACH_ROW(r) {
-            int64_t row_group = (first_row + r) * run->max_groups + group;
-            EACH_REGISTER(i) sums[r][i] += to_f32_register(group_sums[r][i] - OFFSET_INT8 * group_sum(run, row_group))
-                                           * run->scales[row_group];
-        }
-    }
-
-    const float *scales = (const float *)run->weight->scales + panel * PANEL;
-    EACH_ROW(r) EACH_REGISTER(i) sums[r][i] *= load_f32_register(scales + i * REGISTER_LANES);
-}
-
-/* GROUP_INT8, or SUBGROUP_INT8 if `has_subgroups`: the exact sum of each part of a group times its scale, plus minimum
+/* INT8, or SUBGROUP_INT8 if `has_subgroups`: the exact sum of each part of a group times its scale, plus minimum
  * times the sum of the row's codes, times the row's scale; added in the order of groups. */
-INLINE void grouped_int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool has_subgroups,
-                              f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
+INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool has_subgroups,
+                      f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
     int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
     const int num_parts = has_subgroups ? 2 : 1, part_inputs = GROUP / num_parts;
     const int floats_per_group = has_subgroups ? 3 : 1;
@@ -362,18 +338,16 @@ INLINE void grouped_int8_tile(const Run *run, int64_t panel, int64_t first_row, 
     }
 }
 
-/* INT4, or GROUP_INT4 if `is_gguf`: the exact sum of a group times its scale, plus its offset times the sum of the
- * row's codes, times the row's scale; added in the order of groups. GROUP_INT4 has no zero point, and scales in
- * float32. */
-INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool is_gguf,
+/* INT4: the exact sum of a group times its scale, plus its minimum times the sum of the row's codes, times the row's
+ * scale; added in the order of groups. */
+INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows,
                       f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
     int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
     const int num_units = SUBGROUP / UNIT_INT4; /* of a subgroup */
     const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * PANEL * GROUP / 2;
-    const float *f32 = (const float *)run->weight->scales + panel * num_groups * 2 * PANEL;
-    const uint16_t *bf16 = (const uint16_t *)run->weight->scales + panel * num_groups * 2 * PANEL;
+    const float *scales = (const float *)run->weight->scales + panel * num_groups * 2 * PANEL;
 
-    for (int64_t group = 0; group < num_groups; group++, f32 += 2 * PANEL, bf16 += 2 * PANEL) {
+    for (int64_t group = 0; group < num_groups; group++, scales += 2 * PANEL) {
         const code_for_int4 *codes = run->codes_for_int4 + first_row * run->padded_inputs + group * GROUP;
         sums_int4 group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
 
@@ -394,14 +368,12 @@ INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_
 
         /* in floats */
         EACH_REGISTER(i) {
-            int64_t scale_at = i * REGISTER_LANES, offset_at = PANEL + i * REGISTER_LANES;
-            f32_register scale = is_gguf ? load_f32_register(f32 + scale_at) : load_bf16_register(bf16 + scale_at);
-            f32_register offset = is_gguf ? load_f32_register(f32 + offset_at) : load_bf16_register(bf16 + offset_at);
+            f32_register scale = load_f32_register(scales + i * REGISTER_LANES);
+            f32_register minimum = load_f32_register(scales + PANEL + i * REGISTER_LANES);
             EACH_ROW(r) {
                 int64_t row_group = (first_row + r) * run->max_groups + group;
-                int32_t code_sum = group_sum(run, row_group), zero_point = is_gguf ? 0 : INT4_ZERO_POINT;
-                f32_register products = to_f32_register(widen_int4(group_sums[r][i]) - zero_point * code_sum);
-                sums[r][i] += (products * scale + offset * (float)code_sum) * run->scales[row_group];
+                f32_register products = to_f32_register(widen_int4(group_sums[r][i]));
+                sums[r][i] += (products * scale + minimum * (float)group_sum(run, row_group)) * run->scales[row_group];
             }
         }
     }
@@ -413,11 +385,9 @@ INLINE void compute_tile(const Run *run, int64_t panel, int64_t first_row, int n
     f32_register sums[TILE_ROWS][PANEL_REGISTERS] = {0};
     if (w->form == FLOAT32) float_tile(run, panel, first_row, num_rows, false, sums);
     if (w->form == BFLOAT16) float_tile(run, panel, first_row, num_rows, true, sums);
-    if (w->form == INT8) int8_tile(run, panel, first_row, num_rows, sums);
-    if (w->form == INT4) int4_tile(run, panel, first_row, num_rows, false, sums);
-    if (w->form == GROUP_INT4) int4_tile(run, panel, first_row, num_rows, true, sums);
-    if (w->form == GROUP_INT8) grouped_int8_tile(run, panel, first_row, num_rows, false, sums);
-    if (w->form == SUBGROUP_INT8) grouped_int8_tile(run, panel, first_row, num_rows, true, sums);
+    if (w->form == INT8) int8_tile(run, panel, first_row, num_rows, false, sums);
+    if (w->form == SUBGROUP_INT8) int8_tile(run, panel, first_row, num_rows, true, sums);
+    if (w->form == INT4) int4_tile(run, panel, first_row, num_rows, sums);
 
     int64_t first_output = panel * PANEL, count = min_i64(PANEL, w->num_outputs - first_output);
     EACH_ROW(r) {
@@ -455,12 +425,11 @@ static void product_item(void *job, int64_t item, int64_t thread) {
 }
 
 static bool is_quantized(const Weight *w) { return w->form >= INT8; }
-static bool has_nibbles(const Weight *w) { return w->form == INT4 || w->form == GROUP_INT4; }
 
 /* Quantize a row x `[I]` for the product that comes next. */
 static void quantize_row(const Run *run, int64_t row, const Weight *w, const float *x) {
     if (!is_quantized(w)) return;
-    bool is_int4 = has_nibbles(w);
+    bool is_int4 = w->form == INT4;
     QuantizedRow to = {is_int4 ? NULL : run->codes_for_int8 + row * run->padded_inputs,
                        is_int4 ? run->codes_for_int4 + row * run->padded_inputs : NULL,
                        run->scales + row * run->max_groups, run->subgroup_sums + 2 * row * run->max_groups};

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from model.cache import AdmittedRows
 from model.llama import RMSNorm
-from model.native.packing import PackedWeight, Packing, pack_blocks, pack_float, pack_int4, pack_int8
-from model.weights.blocks import unfold
-from model.weights.quant import STORED
+from model.native.packing import PackedWeight, Packing, pack_blocks, pack_float
+from model.weights.blocks import QUANTIZERS, unfold
+from model.weights.quant import BLOCKS
 
-KINDS = ("none", "int8", "int4", STORED)  # of weights
+KINDS = ("none", BLOCKS, *QUANTIZERS)  # of weights
 WIDEST_FLOAT32 = 2048  # numbers of a row; beyond, torch is up to 11 % faster for 16 rows and more, as measured
-LEVELS_OF_INT8 = 127
 DONE, GIVEN_UP, NO_MEMORY = range(3)  # results of a call
 StillNeeded = ctypes.CFUNCTYPE(c_int32)
 
@@ -107,14 +106,8 @@ def request_of(admitted: AdmittedRows) -> CRequest:
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
-def _joined(linears: Sequence[Any], name: str, dim: int = 0) -> Tensor:
-    tensors = [getattr(linear, name) for linear in linears]
-    return torch.cat(tensors, dim)
-
-
-def _plain_weight(linear: Any) -> Tensor:
-    weight: Tensor = linear.weight
-    return unfold(weight) if weight.dtype == torch.uint8 else weight
+def _is_in_blocks(weight: Tensor) -> bool:
+    return weight.dtype == torch.uint8
 
 
 class Weights:
@@ -139,28 +132,18 @@ class Weights:
 
     def linear_weight(self, *linears: Any) -> CWeight:
         """Pack linear layers that read the same inputs as one weight."""
-        packed_weight = self._pack(linears)
-        bias = None if linears[0].bias is None else _joined(linears, "bias")
+        packed_weight = self._pack([linear.weight for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
         num_outputs = sum(linear.out_features for linear in linears)
 
         addresses = map(self.address, (packed_weight.elements, packed_weight.scales, bias))
         return CWeight(packed_weight.form, num_outputs, linears[0].in_features, *addresses)
 
-    def _pack(self, linears: Sequence[Any]) -> PackedWeight:
-        kinds = {getattr(linear, "kind", "none") for linear in linears}
-        if kinds == {STORED}:
-            return pack_blocks([linear.weight for linear in linears], self.packing)
-        if STORED in kinds:  # beside plain weights
-            return pack_float(torch.cat([_plain_weight(linear) for linear in linears]))
-
-        kind, = kinds
-        weight = _joined(linears, "weight")
-        if kind == "int8":
-            int8_scale = _joined(linears, "scale") / LEVELS_OF_INT8
-            return pack_int8(weight, int8_scale, self.packing)
-        if kind == "int4":
-            return pack_int4(weight, _joined(linears, "scale", 1), self.packing)
-        return pack_float(weight)
+    def _pack(self, weights: Sequence[Tensor]) -> PackedWeight:
+        if all(map(_is_in_blocks, weights)):
+            return pack_blocks(weights, self.packing)
+        plain_weights = [unfold(weight) if _is_in_blocks(weight) else weight for weight in weights]
+        return pack_float(torch.cat(plain_weights))
 
 
 # --- a slice in C -----------------------------------------------------------------------------------------------------

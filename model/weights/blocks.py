@@ -1,7 +1,7 @@
-"""Weights in the blocks of a GGUF file: codes of few bits, with a scale and perhaps a minimum per group.
+"""Weights in the blocks of GGUF files: codes of few bits, with a scale and perhaps a minimum per group.
 
-A block's type follows from its size. Blocks are kept as the file has them; what is read out of them equals llama.cpp's
-numbers bit for bit. It knows nothing about files or layers.
+A block's type follows from its size. Blocks are kept as a file has them; what is read out of them equals llama.cpp's
+numbers bit for bit, and so do the blocks to which a weight is quantized. It knows nothing about files or layers.
 
 Shapes: N outputs, I inputs, B blocks of a row, G groups of 32 inputs.
 """
@@ -99,6 +99,51 @@ def unfold(blocks: Tensor) -> Tensor:
     """Return the weight in float32 `[N, I]`, some rows at a time, which bounds the memory."""
     rows_at_once = max(1, WEIGHTS_AT_ONCE // plain_shape(blocks.shape)[1])
     return torch.cat([coded_weight(rows).unfold() for rows in blocks.split(rows_at_once)])
+
+
+# --- quantizing -------------------------------------------------------------------------------------------------------
+
+def blocks_shape(type_name: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the shape `[N, B, bytes]` of the blocks of a weight `[N, I]`."""
+    num_outputs, num_inputs = shape
+    return num_outputs, num_inputs // GROUP, TYPES_BY_NAME[type_name].num_bytes
+
+
+def quantize(type_name: str, weight: Tensor) -> Tensor:
+    """Quantize a weight `[N, I]`, of whole groups, to blocks of Q4_1 or Q8_0, bit for bit as llama.cpp does."""
+    rows_at_once = max(1, WEIGHTS_AT_ONCE // weight.shape[1])
+    quantize_groups = QUANTIZERS[type_name]
+    return torch.cat([quantize_groups(rows.float().unflatten(1, (-1, GROUP))) for rows in weight.split(rows_at_once)])
+
+
+def _to_q4_1(groups: Tensor) -> Tensor:
+    minimums, maximums = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales = (maximums - minimums) / 15
+    steps = (groups - minimums) * _inverse(scales)
+    codes = (steps + 0.5).to(torch.uint8).clamp(max=15)
+    nibbles = codes[..., :GROUP // 2] | codes[..., GROUP // 2:] << 4
+    return torch.cat((_float16_bytes(scales), _float16_bytes(minimums), nibbles), -1)
+
+
+def _to_q8_0(groups: Tensor) -> Tensor:
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    steps = groups * _inverse(scales)
+    sizes = steps.abs()
+    whole_sizes = sizes.floor() + (2 * (sizes - sizes.floor())).floor()  # halves are rounded away from zero
+    codes = whole_sizes * steps.sign()
+    return torch.cat((_float16_bytes(scales), codes.to(torch.int8).view(torch.uint8)), -1)
+
+
+def _inverse(scales: Tensor) -> Tensor:
+    """Return 1 / scale, and 0 for groups of equal weights, which have the scale 0."""
+    return torch.where(scales == 0, scales, 1 / scales)
+
+
+def _float16_bytes(numbers: Tensor) -> Tensor:
+    return numbers.half().view(torch.uint8)
+
+
+QUANTIZERS: dict[str, Callable[[Tensor], Tensor]] = {"Q4_1": _to_q4_1, "Q8_0": _to_q8_0}  # of groups `[N, G, 32]`
 
 
 # --- the fields of a block --------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import CODES_BY_DTYPE, SOURCES, Checkpoint
+from model.weights.quant import IN_BLOCKS
 from model.weights.split import AUTO, balance, number_of, parse_stages, placements, rooms_of, span
 from model.weights.unfold import BUFFER
 
@@ -32,7 +33,7 @@ HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the dr
 
 BYTES_AT_ONCE = 1 << 24  # that are hashed
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of plain weights
-QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
+QUANTIZED = (torch.uint8,)  # types of weights with a scale
 TensorShape = Tuple[int, ...]
 
 FILE_ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # in a manifest
@@ -277,6 +278,9 @@ class Part:
         for name in names:
             owner, _, ending = name.rpartition(".")
             has_scale = self.quant != "none" and ending == "weight" and f"{owner}.scale" in names
+            if has_scale and self.quant in IN_BLOCKS:
+                raise ValueError(f"{self.folder} holds {self.quant} weights in a form that is no longer read; {remedy} "
+                                 f"--quant {self.quant}")
             check_type(self.weights, name, QUANTIZED if has_scale else FLOATS)
 
     @property

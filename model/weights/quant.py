@@ -1,7 +1,8 @@
 """Quantized weights: which tensors they have, and a rank's tensors read from a checkpoint, quantized to a kind.
 
-Each weight is quantized separately, from the checkpoint's type, on the CPU. So a split with quantized weights and a
-split that is quantized while loading give the same numbers. bitsandbytes is not imported before something is quantized.
+A kind is a type of blocks (Q4_1, Q8_0), or one of bitsandbytes: nf4, fp4, and int8 on CUDA. Each weight is quantized
+separately, from the checkpoint's type, on the CPU. So a split with quantized weights and a split that is quantized
+while loading give the same numbers. bitsandbytes is not imported before something is quantized by it.
 """
 from __future__ import annotations
 
@@ -13,26 +14,33 @@ from typing import Any, Iterator, Mapping, TypeVar
 import torch
 from torch import Tensor
 
-from model.weights import int4
+from model.weights import blocks
 from model.weights.checkpoint import Checkpoint, TensorForm
 
 T = TypeVar("T")
-KINDS = ("int8", "int4", "nf4", "fp4")
-STORED = "stored"  # the kind of weights that are kept as files have them, which may be in blocks
+IN_BLOCKS = {"int8": "Q8_0", "int4": "Q4_1"}  # types of blocks, by what users call them
+LIBRARY_KINDS = ("int8", "nf4", "fp4")  # of bitsandbytes
+BLOCKS = "blocks"  # the kind of weights that are computed from their blocks, of any types
 BLOCK_SIZE = 64  # weights that share a scale in nf4 and fp4
 WEIGHTS_AT_ONCE = 1 << 22  # that are quantized, to bound memory; whole blocks
 LINEAR_WEIGHT = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # to quantize
 
 
-def running_kind(wanted_kind: str, stored_kind: str, folder: Any) -> str:
-    """Return the kind of weights that a rank runs; `auto` is that of the split. Raises ValueError if they conflict."""
-    if wanted_kind == "auto":
-        return stored_kind
-    if stored_kind in (wanted_kind, "none"):
-        return wanted_kind
-    split_option = "without --quant" if wanted_kind == "none" else f"with --quant {wanted_kind}"
-    raise ValueError(f"{folder} holds {stored_kind} weights, which cannot be run with quant={wanted_kind}: leave quant "
-                     f"out, or split the model again {split_option}")
+def running_quantization(wanted: str, stored: str, folder: Any) -> str:
+    """Return what a rank runs, as users call it; `auto` is what the split holds. Raises ValueError if they conflict."""
+    if wanted == "auto":
+        return stored
+    if stored in (wanted, "none"):
+        return wanted
+    split_option = "without --quant" if wanted == "none" else f"with --quant {wanted}"
+    raise ValueError(f"{folder} holds {stored} weights, which cannot be run with quant={wanted}: leave quant out, or "
+                     f"split the model again {split_option}")
+
+
+def kind_on(device: torch.device, quantization: str) -> str:
+    """Return the kind of weights on a device for what users call them: on CUDA, int8 is bitsandbytes'."""
+    is_library_kind = quantization == "int8" and device.type == "cuda"
+    return quantization if is_library_kind else IN_BLOCKS.get(quantization, quantization)
 
 
 def library() -> Any:
@@ -46,15 +54,13 @@ def library() -> Any:
 def quantized_forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
     """Return the forms of the tensors of a quantized weight `[out, in]`.
 
-    For int8: numbers of 8 bits, and a scale per row. For int4: see `int4.quantize`. Otherwise: pairs of 4 bits in a
-    byte, flat, and a scale per block. Except for int4, a scale is the largest magnitude.
+    For int8: numbers of 8 bits, and a scale per row. For nf4 and fp4: pairs of 4 bits in a byte, flat, and a scale for
+    every `BLOCK_SIZE` weights. A scale is the largest magnitude. Otherwise: blocks.
     """
+    if kind in blocks.QUANTIZERS:
+        return {"weight": TensorForm(torch.uint8, blocks.blocks_shape(kind, shape))}
     if kind == "int8":
         scale, weight = TensorForm(torch.float32, shape[:1]), TensorForm(torch.int8, shape)
-    elif kind == "int4":
-        num_outputs, num_groups = shape[0], int4.groups(shape[1])
-        scale = TensorForm(torch.bfloat16, (num_groups, num_outputs, 2))
-        weight = TensorForm(torch.uint8, (num_outputs, num_groups * int4.GROUP // 2))
     else:
         num_weights = math.prod(shape)
         scale = TensorForm(torch.float32, (math.ceil(num_weights / BLOCK_SIZE),))
@@ -64,32 +70,45 @@ def quantized_forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
 
 def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
     """Quantize a weight to the tensors of `quantized_forms`, piece by piece, which does not change the result."""
-    rows_at_once = max(1, WEIGHTS_AT_ONCE // weight.shape[1])
+    if kind in blocks.QUANTIZERS:
+        return {"weight": blocks.quantize(kind, weight)}
+
     if kind == "int8":
+        rows_at_once = max(1, WEIGHTS_AT_ONCE // weight.shape[1])
         pairs = [library().int8_vectorwise_quant(rows)[:2] for rows in weight.split(rows_at_once)]
-    elif kind == "int4":
-        pairs = [int4.quantize(rows) for rows in weight.split(rows_at_once)]
     else:
         four_bit_pieces = (library().quantize_4bit(piece.float(), blocksize=BLOCK_SIZE, quant_type=kind)
                            for piece in weight.reshape(-1).split(WEIGHTS_AT_ONCE))
         pairs = [(codes.reshape(-1), state.absmax) for codes, state in four_bit_pieces]
 
     weights, scales = zip(*pairs)
-    return {"scale": torch.cat(scales, 1 if kind == "int4" else 0), "weight": torch.cat(weights)}
+    return {"scale": torch.cat(scales), "weight": torch.cat(weights)}
+
+
+def can_be_quantized(kind: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a weight `[out, in]` can be quantized to a kind: blocks consist of whole groups of inputs."""
+    return kind not in blocks.QUANTIZERS or shape[1] % blocks.GROUP == 0
+
+
+def rounded(kind: str, weight: Tensor) -> Tensor:
+    """Return the weights that the blocks of this kind stand for, in float32; unchanged if they fill no blocks."""
+    if not can_be_quantized(kind, tuple(weight.shape)):
+        return weight
+    return blocks.unfold(blocks.quantize(kind, weight))
 
 
 class Recast(Mapping[str, Tensor]):
     """A mapping of a rank's tensors, read from a checkpoint, renamed, and quantized to `kind`.
 
     `names` maps the rank's names to the checkpoint's. `forms` are known at once; a tensor is read when it is requested,
-    and only the last one is kept, so use `order`, in which a weight and its scale are adjacent. With
-    `must_be_finite`, tensors with NaN or infinity raise ValueError.
+    and only the last one is kept, so use `order`, in which a weight and its scale are adjacent. Blocks are unfolded,
+    unless `keeps_blocks`. With `must_be_finite`, tensors with NaN or infinity raise ValueError.
     """
 
-    def __init__(self, source: Checkpoint, names: Mapping[str, str],
-                 kind: str = "none", must_be_finite: bool = False) -> None:
-        self.source, self.names = source, names
-        self.kind, self.must_be_finite = kind, must_be_finite
+    def __init__(self, source: Checkpoint, names: Mapping[str, str], kind: str = "none",
+                 keeps_blocks: bool = False, must_be_finite: bool = False) -> None:
+        self.source, self.names, self.kind = source, names, kind
+        self.keeps_blocks, self.must_be_finite = keeps_blocks, must_be_finite
         self.forms: dict[str, TensorForm] = {}
         self._old_names: dict[str, str] = {}  # by the name of each tensor that is made
         self._last_read: tuple[str, dict[str, Tensor]] = "", {}
@@ -100,15 +119,21 @@ class Recast(Mapping[str, Tensor]):
 
     def _new_forms(self, name: str) -> dict[str, TensorForm]:
         name_in_file = self.names[name]
-        if self.kind == STORED:
-            return {name: self.source.stored_form(name_in_file)}
         form = self.source.form(name_in_file)
-        if self._is_quantized(name):
-            return _with_full_names(name, quantized_forms(self.kind, form.shape))
-        return {name: form}
+        if not self._is_quantized(name):
+            return {name: self.source.stored_form(name_in_file) if self.keeps_blocks else form}
+        if self._is_rounded:
+            return {name: form}
+        return _with_full_names(name, quantized_forms(self.kind, form.shape))
 
     def _is_quantized(self, name: str) -> bool:
-        return self.kind in KINDS and LINEAR_WEIGHT.search(name) is not None
+        is_linear_weight = self.kind != "none" and LINEAR_WEIGHT.search(name) is not None
+        return is_linear_weight and can_be_quantized(self.kind, self.source.form(self.names[name]).shape)
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether weights are quantized to blocks, and unfolded at once."""
+        return self.kind in blocks.QUANTIZERS and not self.keeps_blocks
 
     @property
     def order(self) -> list[str]:
@@ -129,17 +154,19 @@ class Recast(Mapping[str, Tensor]):
         return self._last_read[1][new_name]
 
     def _new_tensors(self, name: str) -> dict[str, Tensor]:
-        name_in_file = self.names[name]
-        if self.kind == STORED:
+        name_in_file, is_quantized = self.names[name], self._is_quantized(name)
+        if self.keeps_blocks and not is_quantized:
             if self.must_be_finite:
                 self.source.read_finite(name_in_file)  # the numbers in blocks show only when they are unfolded
             return {name: self.source.read_stored(name_in_file)}
 
         read = self.source.read_finite if self.must_be_finite else self.source.read
         tensor = read(name_in_file)
-        if self._is_quantized(name):
-            return _with_full_names(name, quantize(self.kind, tensor))
-        return {name: tensor}
+        if not is_quantized:
+            return {name: tensor}
+        if self._is_rounded:
+            return {name: rounded(self.kind, tensor)}
+        return _with_full_names(name, quantize(self.kind, tensor))
 
     def map_stored(self, name: str) -> Tensor:
         """Return a tensor in its stored form, mapped from its file if possible."""

@@ -1,8 +1,8 @@
 """Modules that compute with quantized weights, and the layers of a module replaced, filled, fused and packed.
 
-It knows nothing about ranks or strategies. `int4` is computed by torch itself, the other kinds by bitsandbytes. Rows of
-activations are quantized separately: a row's result does not depend on the other rows. LLM.int8()'s columns of outliers
-would break this, and are omitted.
+It knows nothing about ranks or strategies. Weights in blocks are unfolded here, and computed in C by `model/native/`;
+the other kinds are bitsandbytes'. Rows of activations are quantized separately: a row's result does not depend on the
+other rows. LLM.int8()'s columns of outliers would break this, and are omitted.
 """
 from __future__ import annotations
 
@@ -17,33 +17,44 @@ from torch import Tensor, nn
 
 from config.schema.untrusted import reason
 from model.llama import fill
-from model.weights import int4, quant
-from model.weights.blocks import block_type, unfold
+from model.weights import quant
+from model.weights.blocks import QUANTIZERS, block_type, unfold
 from model.weights.checkpoint import TensorForm
 from model.weights.onednn import packed
-from model.weights.quant import BLOCK_SIZE, STORED, Recast, quantized_forms, quantized_tensors
+from model.weights.quant import BLOCK_SIZE, LIBRARY_KINDS, quantized_forms, quantized_tensors, rounded
 
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
+PLAIN_LAYERS = ("lm_head", "router")  # names of linear layers that are never quantized
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
 LARGE_BYTES = 4 << 20  # more than the logits of a usual step, whose pages would have to be cleared in each one
 MAX_ERROR = 0.2  # relative error of the trial layer's outputs; 4 bits have about 0.1
+
+
+class InBlocks(nn.Module):
+    """A linear layer with its weight in blocks, which is not computed here; on the meta device at first."""
+
+    exact = ("weight",)  # parameters that keep their type when the module is filled
+
+    def __init__(self, like: nn.Linear, form: TensorForm) -> None:
+        super().__init__()
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.weight = nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
+        self.bias = like.bias
 
 
 class Quantized(nn.Module):
     """A linear layer with quantized weights; its parameters have the forms of `quantized_forms`, on the meta device at
     first."""
 
-    exact = ("scale", "weight")  # parameters that keep their type when the module is filled
+    exact = ("scale", "weight")
     scale: Tensor
     weight: Tensor
 
-    def __init__(self, like: nn.Linear, kind: str,
-                 parameter_forms: Mapping[str, TensorForm] | None = None) -> None:
+    def __init__(self, like: nn.Linear, kind: str) -> None:
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
         self.kind = kind
-        parameter_forms = parameter_forms or quantized_forms(kind, (like.out_features, like.in_features))
-        for name, form in parameter_forms.items():
+        for name, form in quantized_forms(kind, (like.out_features, like.in_features)).items():
             meta_tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
             setattr(self, name, nn.Parameter(meta_tensor, requires_grad=False))
         self.bias = like.bias
@@ -105,23 +116,6 @@ class FourBit(Quantized):
         return weight.view(self.state.shape).to(dtype)
 
 
-class Int4(Quantized):
-    """Weights in int4, with the kernel of their device, if there is one; else they are unfolded."""
-
-    def settle(self, dtype: torch.dtype) -> None:
-        device_type = self.weight.device.type
-        self.kernel = int4.fitting(device_type, dtype, self.out_features, self.in_features)
-        packed_weight, packed_scale = self.kernel.pack(self.weight, self.scale)
-        self.weight = nn.Parameter(packed_weight, requires_grad=False)
-        self.scale = nn.Parameter(packed_scale, requires_grad=False)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernel(x_TD, self.weight, self.scale, self.bias)
-
-
-CLASSES_BY_KIND: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # for other kinds: FourBit
-
-
 class StoredEmbedding(nn.Module):
     """An embedding as its file has it; only the rows of tokens are converted to `dtype`, when they are read."""
 
@@ -142,32 +136,34 @@ class StoredEmbedding(nn.Module):
 def _layers_to_quantize(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Yield the linear layers of a module that are quantized, all but an LM head and a router, with the owner and the
     name of each."""
-    owners = list(module.modules()) if kind != "none" else []
+    owners = list(module.modules()) if kind in (*LIBRARY_KINDS, *QUANTIZERS) else []
     for owner in owners:
         for name, child in list(owner.named_children()):
-            if isinstance(child, nn.Linear) and name not in ("lm_head", "router"):
+            if isinstance(child, nn.Linear) and name not in PLAIN_LAYERS:
                 yield owner, name, child
 
 
 def hollow(module: nn.Module, kind: str) -> None:
-    """Replace the linear layers of a module by quantized ones without weights."""
-    layer_class = CLASSES_BY_KIND.get(kind, FourBit)
+    """Replace the linear layers of a module by quantized ones of bitsandbytes without weights, if it has this kind."""
+    if kind not in LIBRARY_KINDS:
+        return
+    layer_class = Int8 if kind == "int8" else FourBit
     for owner, name, layer in _layers_to_quantize(module, kind):
         setattr(owner, name, layer_class(layer, kind))
 
 
-def hollow_blocks(module: nn.Module, tensors: Recast) -> None:
-    """Replace the linear layers whose weights are blocks in a file by modules without weights."""
+def hollow_blocks(module: nn.Module, forms: Mapping[str, TensorForm]) -> None:
+    """Replace the linear layers whose weights are blocks, by the forms of tensors, by modules without weights."""
     for path, child in list(module.named_modules()):
-        weight_form = tensors.forms.get(f"{path}.weight")
+        weight_form = forms.get(f"{path}.weight")
         if isinstance(child, nn.Linear) and weight_form and block_type(weight_form.shape):
             owner_path, _, name = path.rpartition(".")
-            setattr(module.get_submodule(owner_path), name, Quantized(child, STORED, {"weight": weight_form}))
+            setattr(module.get_submodule(owner_path), name, InBlocks(child, weight_form))
 
 
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
-    """Fill a module on the meta device, with its linear layers quantized to `kind`."""
+    """Fill a module on the meta device, with its linear layers quantized to `kind`; blocks have been unfolded."""
     hollow(module, kind)
     fill(module, tensors, dtype, device)
     for layer in module.modules():
@@ -177,44 +173,33 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
 
 
 def fuse(module: nn.Module) -> None:
-    """Concatenate plain or int4 layers that blocks list as `fusible`, for fewer calls; their tensors become views."""
+    """Concatenate plain layers that blocks list as `fusible`, for fewer calls; their tensors become views."""
     for block in module.modules():
         layers = [getattr(block, name) for name in getattr(block, "fusible", ())]
         have_bias = {getattr(layer, "bias", None) is not None for layer in layers}
-        if len(have_bias) != 1:
-            continue
-
-        if all(type(layer) is nn.Linear for layer in layers):
+        if len(have_bias) == 1 and all(type(layer) is nn.Linear for layer in layers):
             fused_tensors: dict[str, Any] = {name: _concatenate(layers, name) for name in ("weight", "bias")}
             block.fused_product = partial(F.linear, **fused_tensors)  # type: ignore[assignment]
-        elif all(isinstance(layer, Int4) for layer in layers) and _can_concatenate(layers):
-            output_dims = {"weight": 0, "scale": 1, "bias": 0}  # of each tensor
-            fused_tensors = {name: _concatenate(layers, name, dim) for name, dim in output_dims.items()}
-            block.fused_product = partial(layers[0].kernel, **fused_tensors)  # type: ignore[assignment]
 
 
-def _can_concatenate(layers: Sequence[Int4]) -> bool:
-    """Return whether all layers have the same kernel, and it gives the same result when they are concatenated."""
-    kernels = {layer.kernel for layer in layers}
-    block_size = layers[0].kernel.block
-    return len(kernels) == 1 and block_size > 0 and not any(layer.out_features % block_size for layer in layers)
-
-
-def _concatenate(layers: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
+def _concatenate(layers: Sequence[Any], name: str) -> Tensor | None:
     """Concatenate a tensor of all layers, and replace it there by views; return None if the layers do not have it."""
     tensors = [getattr(layer, name) for layer in layers]
     if tensors[0] is None:
         return None
 
-    whole = torch.cat(tensors, dim)
-    views = whole.split([tensor.shape[dim] for tensor in tensors], dim)
+    whole = torch.cat(tensors)
+    views = whole.split([len(tensor) for tensor in tensors])
     for layer, view in zip(layers, views):
         setattr(layer, name, nn.Parameter(view, requires_grad=False))
     return whole
 
 
-def pack(module: nn.Module, pack_layer: Packer = packed) -> None:
-    """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed."""
+def pack(module: nn.Module, pack_layer: Packer = packed, pack_plain_layer: Packer = packed) -> None:
+    """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed.
+
+    `pack_plain_layer` packs those that are never quantized.
+    """
     for block in list(module.modules()):
         fused_product = vars(block).get("fused_product")
         is_plain = isinstance(fused_product, partial) and fused_product.func is F.linear
@@ -224,7 +209,8 @@ def pack(module: nn.Module, pack_layer: Packer = packed) -> None:
                 setattr(block, name, None)
 
         for name, child in list(block.named_children()):
-            if type(child) is nn.Linear and (packed_layer := pack_layer(child.weight, child.bias)):
+            pack_child = pack_plain_layer if name in PLAIN_LAYERS else pack_layer
+            if type(child) is nn.Linear and (packed_layer := pack_child(child.weight, child.bias)):
                 setattr(block, name, packed_layer)
     return_freed_memory()
 
@@ -241,15 +227,13 @@ def return_freed_memory() -> None:
         glibc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
-def why_unfolded(module: nn.Module) -> str:
-    """Return the reason why int4 weights of a module are unfolded for every product, which is slow; empty if not."""
-    reasons = (child.kernel.why for child in module.modules() if isinstance(child, Int4))
-    return next(filter(None, reasons), "")
-
-
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    """Quantize the linear layers of a loaded module in place, but not an LM head in it."""
+    """Quantize the linear layers of a loaded module in place, but not an LM head in it; blocks are unfolded at once."""
     for owner, name, layer in _layers_to_quantize(module, kind):
+        if kind in QUANTIZERS:
+            layer.weight.data = rounded(kind, layer.weight.detach().cpu()).to(layer.weight)
+            continue
+
         layer_alone, device = nn.ModuleDict({name: layer}), layer.weight.device
         tensors = quantized_tensors(f"{name}.weight", kind, layer.weight)
         if layer.bias is not None:
@@ -259,8 +243,9 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Run one small layer of this kind. Raises ValueError, with the fix, if that does not work."""
-    if kind in ("none", STORED):
+    """Run one small layer, if bitsandbytes computes this kind. Raises ValueError, with the fix, if that does not work.
+    """
+    if kind not in LIBRARY_KINDS:
         return
 
     # a layer, and its exact result
@@ -281,6 +266,6 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         problem = reason(error)
 
     if problem:
-        install = "" if kind == "int4" else "install the bitsandbytes of requirements.txt (boards: docs/jetson.md), or "
-        raise ValueError(f"{kind} weights cannot be computed on {device} ({problem}): {install}run unquantized "
-                         "weights: quant=none, and a split without --quant")
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({problem}): install the bitsandbytes of "
+                         "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "
+                         "split without --quant")
