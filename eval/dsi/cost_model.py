@@ -122,7 +122,7 @@ class TextCost(NamedTuple):
     """The cost of one text, and its number of windows."""
 
     cost: float
-    iterations: float
+    iters: float
 
 
 def counted(decoding: DecodingRounds, windows: Array, num_tokens: int) -> TextCost:

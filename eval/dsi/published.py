@@ -5,11 +5,13 @@ seven target servers. The moments are not given in the paper; with 2T, 4(T + d),
 """
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple
+from typing import Iterator, Mapping, NamedTuple
 
-from eval.dsi.cases import output_tokens
+from eval.dsi import formulas
+from eval.dsi.events import EventPlan, Forward, decode
 from eval.tables import markdown
 
+TICKS = 10 ** 12  # per forward of the target
 TARGET, DRAFTER, LOOKAHEAD, SERVERS = 7.0, 1.0, 1, 7
 MOMENTS = {
     "2T": 2 * TARGET,
@@ -17,7 +19,7 @@ MOMENTS = {
     "8T": 8 * TARGET,
     "8(T + d)": 8 * (TARGET + DRAFTER),
 }
-METHODS = {"non-SI": "nonsi", "SI": "si", "DSI": "dsi"}
+METHODS = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
 PUBLISHED_TOKENS = {
     "worst": {
         "non-SI": (2, 4, 8, 9),
@@ -62,14 +64,30 @@ TABLE = (
 )
 
 
+def output_tokens(target_latency: float, drafter_latency: float, lookahead: int, SP: int,
+                  times: Mapping[str, float]) -> dict[str, dict[str, list[int]]]:
+    """Return the tokens of Figure 1 and Table 1 at given times, if no draft is accepted (worst) or all are (best)."""
+    draft_ticks = round(drafter_latency / target_latency * TICKS)
+    moments = [moment / target_latency * TICKS * (1 + formulas.SLACK) for moment in times.values()]
+    num_tokens = 2 + lookahead + int(max(moments) / min(TICKS, draft_ticks))
+
+    plan = EventPlan(num_tokens, lookahead, SP, Forward(TICKS, TICKS), Forward(draft_ticks, draft_ticks))
+    counts: dict[str, dict[str, list[int]]] = {"worst": {}, "best": {}}
+    for bound, counts_by_method in counts.items():
+        for name, method in METHODS.items():
+            outcome = decode(method, plan, [bound == "best"] * num_tokens)
+            counts_by_method[name] = list(map(outcome.settled_by, moments))
+    return counts
+
+
 def table_1() -> Iterator[str]:
     """Yield the lines of Table 1: published tokens, and those of the events of this project."""
-    computed_tokens = output_tokens(TARGET, DRAFTER, LOOKAHEAD, MOMENTS, SERVERS)["expected"]
     rows = []
-    for case, of_methods in PUBLISHED_TOKENS.items():
-        for method, published in of_methods.items():
-            rows.append((case, method, "paper", *map(str, published)))
-            rows.append(("", "", "events", *map(str, computed_tokens[case][METHODS[method]])))
+    for case, tokens_by_method in output_tokens(TARGET, DRAFTER, LOOKAHEAD, SERVERS, MOMENTS).items():
+        for name, computed_tokens in tokens_by_method.items():
+            method = METHODS[name]
+            rows.append((case, method, "paper", *map(str, PUBLISHED_TOKENS[case][method])))
+            rows.append(("", "", "events", *map(str, computed_tokens)))
 
     yield "Tokens at four moments, if no draft is accepted (worst) and if all are (best); T = 7 d, k = 1, 7 servers:\n"
     yield from markdown(("case", "method", "", *MOMENTS), rows)
