@@ -90,17 +90,14 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
 @contextmanager
 def new_figure(path: str | Path,
                size: tuple[float, float],
-               places: tuple[int, int] = (1, 1),
-               forms: Sequence[str] = (), **options: Any) -> Iterator[Any]:
-    """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file, or to
-    one for each of several `forms`."""
+               places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
+    """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
         yield axes
-        for form in forms or [Path(path).suffix[1:]]:
-            picture = io.BytesIO()
-            figure.savefig(picture, format=form, bbox_inches="tight")
-            write(Path(path).with_suffix(f".{form}"), picture.getvalue(), SPACE_REMEDY)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
+        write(path, picture.getvalue(), SPACE_REMEDY)
         plt.close(figure)
 
 

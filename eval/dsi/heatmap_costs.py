@@ -6,7 +6,7 @@ costs are those of the long run.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, Iterator, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -118,10 +118,11 @@ def speed_up(speed_map: Map, bests: Bests) -> Array:
     return np.round(speed_ratio, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
 
 
-def fastest(bests: Bests, methods: Iterable[str]) -> Array:
-    """Return whether each of these methods is the fastest of them, or tied, `[M, C, A]`."""
+def fastest(bests: Bests, methods: Sequence[str]) -> Array:
+    """Return the index of the fastest of these methods in each cell, `[C, A]`; in a tie the first."""
     costs = np.array([bests[method].cost for method in methods])
-    return costs <= np.nanmin(costs, 0) * (1 + 10.0**(2 - DIGITS))
+    is_fastest = costs <= np.nanmin(costs, 0) * (1 + 10.0**(2 - DIGITS))
+    return is_fastest.argmax(0)
 
 
 def summary(config: Heatmap, bests: Bests) -> Iterator[str]:

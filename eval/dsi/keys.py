@@ -135,8 +135,7 @@ class Heatmap(Checked):
     accounting: str = key("corrected", "of a run of DSI: corrected, or original (as in the published simulator)",
         Choices(ACCOUNTINGS))
 
-    output: str = key("out/heatmap", "folder for the table heatmap.csv and the maps, as PNG and PDF", heading="Output",
-        names_file=True)
+    output: str = key("out/heatmap", "folder for the table heatmap.csv and the maps", heading="Output", names_file=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
