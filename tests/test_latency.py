@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return open_model(folder, LatencyConfig(dtype="float64")).whole
+    return open_model(folder, LatencyConfig(dtype="float64"))
 
 
 def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
@@ -33,7 +33,7 @@ def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
 
 
 def test_each_answer_of_each_turn_that_counts_has_its_times(model):
-    found = paces([model, model], [[1, 5, 7], [1, 4]],
+    found = paces([model.whole, model.whole], [[1, 5, 7], [1, 4]],
                   LatencyConfig(max_new_tokens=3, repeats=2))
     spreads = [spread for pace in found for spread in pace]
     assert [spread.num_times for spread in spreads] == [4, 4, 4, 4]
@@ -42,7 +42,7 @@ def test_each_answer_of_each_turn_that_counts_has_its_times(model):
 
 @pytest.mark.parametrize("context", [0, 9])
 def test_passes_are_timed_for_the_sizes_that_are_asked(model, context):
-    found = passes(model, (1, 2, 64), LatencyConfig(context=context, repeats=3))
+    found = passes(model, LatencyConfig(rows="64,2", context=context, repeats=3))
     assert list(found) == [1, 2, 64]
     assert all(spread.num_times == 3 and spread.median > 0 for spread in found.values())
 

@@ -87,7 +87,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "heatmap output=": "output= is empty: name a folder",
     "latency max_new_tokens=1": "leaves no token after the first to time: give 2 or more",
     "latency do_sample=true temperature=0": "temperature=0 draws nothing",
-    "latency rows=1,x": "rows=1,x is no list of sizes",
+    "latency rows=1,x": "rows=1,x is not possible: give sizes from 1 to 99999, separated by commas",
     "latency context=2048 sets=qa": "exceed the 2048 positions",
     "latency device=cuda:99": "device=cuda:99 does not exist here",
     "offline accounting=exact": "choose one of corrected, original",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
 
 from config.keys import key, read_keys
-from config.values import WHOLE_NUMBER, Range, listed
+from config.values import Range, TextForm, listed
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
@@ -23,7 +23,7 @@ from eval.tables import NAME_WIDTH, short
 from launch.progress import ProgressBar
 from model.whole import Whole
 
-ROWS = Range(1, 65536)
+SIZES = TextForm(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", "sizes from 1 to 99999, separated by commas")
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,19 @@ class Timed(MeasureKeys):
     """The keys of every measurement of times."""
 
     repeats: int = key(5, "measured turns, after one to warm up", Range(1, 1_000_000), heading="Timing")
-    rows: str = key("1,2,4,8,16,32,64", "the m of T(m), the time of a pass over m tokens (comma-separated)")
+    rows: str = key("1,2,4,8,16,32,64", "the m of T(m), the time of a pass over m tokens (comma-separated)",
+        SIZES)
     context: int = key(256, "tokens of text before such a pass", Range(0, 1 << 20))
 
     @property
     def chosen_rows(self) -> tuple[int, ...]:
-        """The sizes of the passes, in rising order."""
-        return tuple(sorted({int(word) for word in listed(self.rows)}))
+        """The sizes of the passes, in rising order; the first is 1."""
+        return tuple(sorted({1, *map(int, listed(self.rows))}))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no token after the first to time: give 2 or more"
-
-        size_words = listed(self.rows)
-        are_sizes = [WHOLE_NUMBER.fullmatch(word) and ROWS.holds(int(word[:9])) for word in size_words]
-        if not size_words or not all(are_sizes):
-            yield f"rows={self.rows} is no list of sizes: give {ROWS.advice}, or several, separated by commas"
 
 
 @dataclass(frozen=True)
@@ -89,44 +85,48 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
     its first token, divided by the number of later tokens.
     """
     sampler, num_new = sampler_of(config), config.max_new_tokens
-    first_seconds: list[list[float]] = [[] for _ in models]
-    later_seconds: list[list[float]] = [[] for _ in models]
-    for turn in range(1 + config.repeats):
-        for prompt in prompts:
-            for model, model_first, model_later in zip(models, first_seconds, later_seconds):
-                token_ids = model.generate(prompt, model.cache(len(prompt) + num_new), sampler)
+    seconds_by_model: list[tuple[list[float], list[float]]] = [([], []) for _ in models]
+    for turn, prompt in product(range(1 + config.repeats), prompts):
+        for model, (first_seconds, later_seconds) in zip(models, seconds_by_model):
+            token_ids = islice(model.generate(prompt, model.cache(len(prompt) + num_new), sampler), num_new)
 
-                start_time = time.perf_counter()
-                next(token_ids)
-                first_time = time.perf_counter()
-                for _ in islice(token_ids, num_new - 1):
-                    pass
-                end_time = time.perf_counter()
-
-                if turn:
-                    model_first.append(first_time - start_time)
-                    model_later.append((end_time - first_time) / (num_new - 1))
-    return list(zip(map(spread_of, first_seconds), map(spread_of, later_seconds)))
-
-
-def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread]:
-    """Return T(m): milliseconds of a pass over m tokens after `context` others, with LM head and sampling of each."""
-    sampler, context = sampler_of(config), config.context
-    cache = model.cache(context + max(rows))
-    if context:
-        model.logits([0] * context, cache, 1)
-
-    seconds_by_size: dict[int, list[float]] = {size: [] for size in rows}
-    for turn in range(1 + config.repeats):
-        for size in rows:
             start_time = time.perf_counter()
-            logits_TV = model.logits([0] * size, cache, size, is_text=False)
-            sampler(logits_TV, range(context, context + size))
-            pass_seconds = time.perf_counter() - start_time
+            next(token_ids)
+            first_time = time.perf_counter()
+            list(token_ids)
+            end_time = time.perf_counter()
 
-            cache.drop()
             if turn:
-                seconds_by_size[size].append(pass_seconds)
+                first_seconds.append(first_time - start_time)
+                later_seconds.append((end_time - first_time) / (num_new - 1))
+    return [(spread_of(first_seconds), spread_of(later_seconds)) for first_seconds, later_seconds in seconds_by_model]
+
+
+def passes(model: Model, config: Timed) -> dict[int, Spread]:
+    """Return T(m): milliseconds of a pass over m tokens after `context` others, with LM head and sampling of each.
+
+    Raise ValueError for passes that do not fit into the model's context.
+    """
+    sampler, context, sizes = sampler_of(config), config.context, config.chosen_rows
+    num_positions, max_rows = model.whole.config.context, sizes[-1]
+    if context + max_rows > num_positions:
+        raise ValueError(f"context={context} and {max_rows} rows exceed the {num_positions} positions of "
+                         f"{model.name}: give context={max(0, num_positions - max_rows)} or less")
+
+    cache = model.whole.cache(context + max_rows)
+    if context:
+        model.whole.logits([0] * context, cache, 1)
+
+    seconds_by_size: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn, size in product(range(1 + config.repeats), sizes):
+        start_time = time.perf_counter()
+        logits_TV = model.whole.logits([0] * size, cache, size, is_text=False)
+        sampler(logits_TV, range(context, context + size))
+        pass_seconds = time.perf_counter() - start_time
+
+        cache.drop()
+        if turn:
+            seconds_by_size[size].append(pass_seconds)
     return {size: spread_of(seconds) for size, seconds in seconds_by_size.items()}
 
 
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
     check_sets(config.chosen_sets, config)
 
     model = open_model(config.model, config)
-    check_context(model, config)
+    pass_times = passes(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {device_name(model)}; "
           f"{config.max_new_tokens} tokens per answer, {config.repeats} turns; ms: median, quartiles\n")
 
@@ -144,23 +144,12 @@ def main(argv: list[str]) -> int:
         [(first_token, later_tokens)] = paces([model.whole], prompts, config)
         ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first_token}   TPOT {later_tokens}")
 
-    pass_times = passes(model.whole, config.chosen_rows, config)
-    min_size = min(pass_times)
-    print(f"\nT(m) after {config.context} tokens, and its ratio to T({min_size})")
+    print(f"\nT(m) after {config.context} tokens, and its ratio to T(1)")
     for size, pass_time in pass_times.items():
         size_label = f"m = {size}"
-        time_ratio = pass_time.median / pass_times[min_size].median
+        time_ratio = pass_time.median / pass_times[1].median
         print(f"{size_label:<{NAME_WIDTH}}       {pass_time}   {time_ratio:6.2f}x")
     return 0
-
-
-def check_context(model: Model, config: Timed) -> None:
-    """Raise ValueError for passes that do not fit into the model's context."""
-    num_positions = model.whole.config.context
-    max_rows = max(config.chosen_rows)
-    if config.context + max_rows > num_positions:
-        raise ValueError(f"context={config.context} and {max_rows} rows exceed the {num_positions} positions of "
-                         f"{model.name}: give context={max(0, num_positions - max_rows)} or less")
 
 
 def device_name(model: Model) -> str:

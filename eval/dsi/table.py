@@ -7,18 +7,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain, groupby, product
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from config.keys import key, read_keys
 from config.values import COUNT, Range, listed
 from eval.dsi.acceptance import rate
-from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
+from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.latency import Timed, check_context, paces, passes
+from eval.dsi.latency import Timed, paces, passes
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import load, save
@@ -29,18 +29,12 @@ TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # millisecon
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # the measurements of a pair
-Growth = Mapping[int, float]  # T(m) / T(1), by m
+Pair = Tuple[str, str, str]  # the folders of a target and of its drafter, and the data set for the measurement
+pair_of = itemgetter("target", "draft", "set")  # from a row to its pair
 MAX_LOOKAHEAD = 200  # of SI, as in the paper: the best is chosen from those up to it
-FLAT: Growth = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
+Growth = Mapping[int, float]  # T(m) / T(1), by m
+FLAT: Growth = {1: 1.0, MAX_LOOKAHEAD + 1: 1.0}  # a pass over many tokens takes as long as one over a single token
 NUM_ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
-
-
-class ModelPair(NamedTuple):
-    """A row of the table: the folders of a target and of its drafter, and the data set for the measurement."""
-
-    target: str
-    draft: str
-    set: str
 
 
 @dataclass(frozen=True)
@@ -67,12 +61,6 @@ class TableConfig(Timed):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":
             yield f"output={self.output} is not a JSON file: name one that ends in .json"
-
-    @property
-    def pairs(self) -> list[ModelPair]:
-        """The rows of the table."""
-        drafts_and_sets = product(listed(self.drafts), self.chosen_sets)
-        return [ModelPair(self.target, draft, set_name) for draft, set_name in drafts_and_sets]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -110,8 +98,8 @@ def predict(target: float, draft: float, acceptance: float, num_servers: int,
     the last ratio for all larger sizes.
     """
     sizes, factors = zip(*sorted(growth.items()))
-    max_lookahead = MAX_LOOKAHEAD if len(sizes) == 1 else max(1, sizes[-1] - 1)
-    lookaheads = np.arange(1, min(max_lookahead, MAX_LOOKAHEAD) + 1)
+    max_lookahead = min(max(1, sizes[-1] - 1), MAX_LOOKAHEAD)
+    lookaheads = np.arange(1, max_lookahead + 1)
 
     # SI
     si_verification = target * np.interp(lookaheads + 1, sizes, factors)
@@ -126,43 +114,42 @@ def predict(target: float, draft: float, acceptance: float, num_servers: int,
         dsi_verification = target * float(np.interp(num_unseen, sizes, factors))
 
     setting = dsi_verification, draft, acceptance, dsi_lookahead
-    dsi, original = (float(dsi_rate(*setting, accounting=name)) for name in ACCOUNTINGS)
-    return TablePrediction(dsi_lookahead, int(lookaheads[best]), target, float(si_costs[best]), dsi, original)
+    return TablePrediction(dsi_lookahead, int(lookaheads[best]), target, float(si_costs[best]),
+                           float(dsi_rate(*setting)), float(dsi_rate(*setting, "original")))
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
 
-def measured(config: TableConfig, pairs: Iterable[ModelPair]) -> Iterator[Row]:
+def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
     """Yield measured rows. Both models of a row are timed alternately; T(m) of the target is measured once for all.
 
     Raises ValueError for folders without a model, or models that do not match.
     """
     sampler, target = sampler_of(config), open_model(config.target, config)
-    check_context(target, config)
-    pass_times = passes(target.whole, sorted({1, *config.chosen_rows}), config)
-    single_time = pass_times[1].median
-    growth = {size: pass_time.median / single_time for size, pass_time in pass_times.items()}
+    pass_times = passes(target, config)
+    growth = {size: pass_time.median / pass_times[1].median for size, pass_time in pass_times.items()}
 
-    for draft, draft_pairs in groupby(pairs, attrgetter("draft")):
+    for draft, draft_pairs in groupby(pairs, itemgetter(1)):
         drafter = open_model(draft, config, target)
-        for pair in draft_pairs:
-            prompts = prompts_of(pair.set, config, (target, drafter))
+        for _, _, set_name in draft_pairs:
+            prompts = prompts_of(set_name, config, (target, drafter))
             texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)
             records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
 
             spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
             times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
             acceptance = [None if math.isnan(bound) else bound for bound in rate(records)]
-            yield {**pair._asdict(), **times, "acceptance": acceptance, "growth": growth,
-                   "prompts": len(records), "tokens": sum(map(len, records))}
+            yield {"target": config.target, "draft": draft, "set": set_name, **times, "acceptance": acceptance,
+                   "growth": growth, "prompts": len(records), "tokens": sum(map(len, records))}
 
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
     recorded = load(config.output, config.settings, "is not a file of rows", "name another output=")
     row_by_pair = {pair_of(row): row for row in recorded["rows"]} if recorded else {}
-    missing_pairs = [pair for pair in config.pairs if pair not in row_by_pair]
-    check_sets({pair.set for pair in missing_pairs}, config)
+    pairs = list(product([config.target], listed(config.drafts), config.chosen_sets))
+    missing_pairs = [pair for pair in pairs if pair not in row_by_pair]
+    check_sets({set_name for _, _, set_name in missing_pairs}, config)
 
     new_rows = measured(config, missing_pairs) if missing_pairs else ()
     for row in ProgressBar(new_rows, desc="pairs", unit="pair", total=len(missing_pairs)):
@@ -170,12 +157,8 @@ def main(argv: list[str]) -> int:
         if config.output:
             save(config.output, config.settings, {"rows": [*row_by_pair.values()]})
 
-    print(table([row_by_pair[pair] for pair in config.pairs], config.num_target_servers))
+    print(table([row_by_pair[pair] for pair in pairs], config.num_target_servers))
     return 0
-
-
-def pair_of(row: Row) -> ModelPair:
-    return ModelPair(*(row[name] for name in ModelPair._fields))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
