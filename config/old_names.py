@@ -1,4 +1,4 @@
-"""Names of keys and values in the original program and in earlier versions, for messages about unknown ones.
+"""Names and values of keys in the original program and in earlier versions, for messages about unknown ones.
 
 docs/moving.md explains those of the original.
 """
@@ -28,16 +28,19 @@ OLD_NAMES = {
     "processes": ("link", "write link=threads for threads of one process"),
     "prune": ("ablate", "it is on, and ablate=prune turns it off"),
 }
+SPD_ADVICE = ("write pipeline_type=streaming and draft=eagle+suffix, which are faster (docs/methods.md has the figures "
+              "of SPD)")
+# an old value of a key: what to write
+OLD_VALUES = {
+    "pipeline_type=auto": "leave pipeline_type out for the default, or simulate methods and splits by python3 -m "
+                          "scripts.plan profile=NAME",
+    **dict.fromkeys(("pipeline_type=spd", "draft=spd", "draft=spd+suffix"), SPD_ADVICE),
+}
 
-# the old value of a key: what to write
-OLD_VALUES = dict.fromkeys(
-    ("spd", "spd+suffix"),
-    "write pipeline_type=streaming and draft=eagle+suffix, which are faster (docs/methods.md has the figures of SPD)")
 
-
-def instead_of(value: str, names: Collection[str]) -> str:
-    """Return what to write in place of a value that is not among these names."""
-    return OLD_VALUES.get(value) or f"choose one of {', '.join(names)}"
+def instead_of(key_name: str, value: str, names: Collection[str]) -> str:
+    """Return what to write in place of a value of this key that is not among these names."""
+    return OLD_VALUES.get(f"{key_name}={value}") or f"choose one of {', '.join(names)}"
 
 
 def advice_for(old_name: str, keys: Collection[str]) -> str:

@@ -57,8 +57,8 @@ class RunConfig(BoardKeys):
     COMPARES: ClassVar[bool] = False  # as in `CommandKeys`
 
     pipeline_type: str = shared_key(
-        "continuous", "the method, as serial; streaming on boards and clusters; auto: by a plan",
-        Choices((*METHODS, "auto")), heading="Method and models")
+        "continuous", "the method, as serial; streaming on boards and clusters",
+        Choices(METHODS), heading="Method and models")
     model: str = shared_key("", "a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file")
     model_dir: str = local_key("", "folder of a split model; empty: base_dir, split at the first start",
         names_file=True, discarded_by=MODEL_FOLDERS, divides_model=True)

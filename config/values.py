@@ -77,7 +77,7 @@ class Choices(Allowed):
         return name in self.names or self.is_file is not None and self.is_file(name)
 
     def refusal(self, key_name: str, value: Any) -> str:
-        return f"{key_name}={value} is unknown: {instead_of(value, self.names)}"
+        return f"{key_name}={value} is unknown: {instead_of(key_name, value, self.names)}"
 
 
 def decimal(value: float) -> str:

@@ -194,7 +194,7 @@ class EvalConfig(ComparesMethods):
     def problems(self) -> Iterator[str]:
         for method in listed(self.methods):
             if method not in METHODS:
-                yield f"methods={self.methods}: {method} is unknown: {instead_of(method, METHODS)}"
+                yield f"methods={self.methods}: {method} is unknown: {instead_of('pipeline_type', method, METHODS)}"
 
         yield from self._draft_problems()
         yield from super().problems()

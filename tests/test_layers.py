@@ -221,7 +221,7 @@ BROKEN = [
     (climbs, "model/drafts/eagle.py", "def f():\n    from pipeline import stage"),
     (climbs, "launch/run.py", "from eval.tally import Tally"),
     (climbs, "pipeline/stage.py", "from . import trace"),
-    (climbs, "launch/auto.py", "run([python, '-m', 'eval.plan.command start'])"),
+    (climbs, "launch/words.py", "run([python, '-m', 'eval.plan.command start'])"),
     (climbs, "extra/thing.py", ""),
     (distributes, "model/llama.py", "from torch import distributed as d"),
     (distributes, "model/llama.py", "import torch\ntorch.distributed.barrier()"),

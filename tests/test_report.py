@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from config.methods import METHODS
 from eval import report as reporting
 from eval import results_index as results
+from eval.plots import styles_of
 from tests.test_metrics import answer, line
 
 CONFIG = {"data": "", "draft": "eagle", "drafts": "", "baseline_draft": ""}
@@ -260,3 +262,11 @@ def test_an_account_is_a_table_a_file_and_a_plot(drafted):
     assert (row["method"], row["draft"], row["drafting"], row["lost"], row["whole"]) == (
         "continuous", "eagle", "0.1", "0.02", "0.5")
     assert (drafted / "account-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_method_has_a_look_of_its_own():
+    styles = styles_of([*METHODS, "naive, suffix"])
+    assert len({(style.tone, style.hatch) for style in styles.values()}) == len(styles)
+    assert len({style.marker for style in styles.values()}) == len(METHODS)
+    alone, mixed = styles["naive"], styles["naive, suffix"]
+    assert alone.marker == mixed.marker and alone.hatch != mixed.hatch

@@ -1,0 +1,113 @@
+"""Defaults that depend on the model's files and on the devices, and the method that plans once chose."""
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from config.cli import parse
+from config.files import write_json
+from config.serve_config import ServeConfig
+from eval.command import evaluate
+from eval.keys import EvalConfig
+from eval.keys import words as evaluation
+from launch.pipeline import Pipeline
+from launch.run import run
+from launch.words import HEADLESS_REASON, resolve
+from scripts import generate, serve
+from tests.checkpoints import refused
+
+
+def settled(words, kind=None):
+    """The words that start the ranks, without the kernel, which depends on the machine."""
+    return [word for word in resolve(words, kind).words if not word.startswith("kernel=")]
+
+
+def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(capsys):
+    words = ["toy", "pipeline_type=auto", "prompt=Hello"]
+    assert run(generate.GENERATE, words) == 2
+    assert serve.main([*words[:2], "port=0"]) == 2
+    with refused("pipeline_type=auto is no longer possible: leave pipeline_type out"):
+        Pipeline.open("toy", pipeline_type="auto")
+    first_error, second_error = capsys.readouterr().err.splitlines()
+    assert first_error == second_error and first_error.endswith("by python3 -m scripts.plan profile=NAME")
+
+    assert evaluate("emulated", ["pipeline_type=auto"]) == 2
+    assert "write methods=NAME,NAME" in capsys.readouterr().err
+
+
+def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_are_left_open(tmp_path, capsys):
+    model = tmp_path / "llama"
+    shutil.copytree(parse([]).base_dir, model)
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    words, found = [f"base_dir={model}", "stages=2"], ["template=own", "draft=suffix"]
+    for kind in (None, ServeConfig, EvalConfig):
+        assert settled(words, kind) == [*words, *found]
+    assert settled([*words, "prompt_ids=1"])[3:] == found[1:]
+    assert settled([*words, "pipeline_type=ar"])[3:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[3:]
+    assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
+    write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
+    file = [str(tmp_path / "ours.json")]
+    assert settled(file) == ["toy", f"base_dir={model}", "pipeline_type=ar", *found[:1]]  # the toy shows a pipeline
+    evaluated = parse(settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
+    run = evaluated.run
+    assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
+    resolve(["toy"]).report()
+    resolve([*words, "template=none"]).report()
+    printed, = capsys.readouterr().err.splitlines()
+    assert printed == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
+
+
+@pytest.mark.parametrize("words, chosen_keys", [
+    (["toy"], ("continuous", "eagle")), (["smollm2", "stages=4"], ("continuous", "eagle+suffix")),
+    (["toy", "profile=wifi"], ("streaming", "eagle+suffix")), (["toy", "hosts=x"], ("streaming", "eagle+suffix")),
+    (["gemma-3-12b", "profile=wifi"], ("streaming", "suffix")), (["toy", "draft=eagle", "profile=wifi"],
+                                                                 ("streaming", "eagle")),
+    (["toy", "profile=wifi", "pipeline_type=continuous"], ("continuous", "eagle")),
+    (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
+def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(words, chosen_keys, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    monkeypatch.setattr("launch.words.words_of_preset", lambda preset, root, raw: [])
+    run = parse(settled(words))
+    assert (run.pipeline_type, run.draft) == chosen_keys
+    if "hosts=x" not in words:
+        served = parse(settled(words, ServeConfig), kind=ServeConfig).run
+        assert (served.pipeline_type, served.draft) == chosen_keys
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["smollm2"], "1"), (["base_dir=x", "template=none"], "1"), (["toy"], "0+2+2+2+2"), (["smollm2", "stages=3"], "3"),
+    (["smollm2", "profile=wifi"], "0+7+7+8+8"), (["smollm2", "hosts=x"], "0+7+7+8+8")])
+def test_on_one_machine_a_single_stage_is_the_default(words, expected, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    assert parse(settled(words)).stages == expected
+
+
+@pytest.mark.parametrize("words, kernel, expected", [
+    (["smollm2"], "native", "threads"), (["smollm2", "stages=1"], "native", "threads"),
+    (["smollm2"], "torch", "sockets"), (["smollm2", "stages=2"], "native", "sockets"),
+    (["smollm2", "link=sockets"], "native", "sockets"), (["smollm2", "stages=1", "profile=wifi"], "native", "sockets"),
+    (["smollm2", "stages=1", "hosts=x"], "native", "sockets")])
+def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    monkeypatch.setattr("launch.words._kernel", lambda typed_kernel: {"kernel": (kernel, "")})
+    assert parse(settled(words)).link == expected
+    assert parse(settled(words, EvalConfig), kind=EvalConfig).run.link == "sockets"
+
+
+def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypatch):
+    evaluated = parse(settled(["toy", "profile=jetson-7b"], EvalConfig), kind=EvalConfig)
+    assert (evaluated.run.pipeline_type, evaluated.run.draft, evaluated.asked_drafts) == (
+        "continuous", "eagle", ("eagle",))
+    monkeypatch.setenv("FLOWSPEC_BOARD", "1")
+    run = parse(settled(["toy"]))
+    assert (run.pipeline_type, run.draft) == ("streaming", "eagle+suffix")
+
+
+def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
+    for kind, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"),
+                        (ServeConfig, "draft=eagle+suffix")):
+        with refused("has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or add eagle"):
+            parse([f"base_dir={tmp_path}", draft], kind=kind)
+    parse([f"base_dir={tmp_path}", "draft=eagle", "pipeline_type=ar"])
+    parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], kind=EvalConfig)
