@@ -9,11 +9,12 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator
+from typing import Any, BinaryIO, Iterable, Iterator
 
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 
@@ -156,6 +157,21 @@ def make_private_folder(folder: Path) -> None:
 
     if open_to_others or not is_own:
         raise OSError(f"{folder} is not a folder that only this user may enter (mode 0700): remove it")
+
+
+class NoSpace(ValueError):
+    """A disk that is too small."""
+
+
+def check_space(folder: Path, num_bytes: int, needs: str, remedy: str, reused: Iterable[Path] = ()) -> None:
+    """Raise NoSpace if a folder's disk lacks room for these bytes; those of `reused` files count as free.
+
+    The sentence begins with `needs`, such as "the split needs".
+    """
+    free_bytes = shutil.disk_usage(folder).free + sum(path.stat().st_size for path in reused if path.is_file())
+    if num_bytes > free_bytes:
+        raise NoSpace(f"{needs} {num_bytes / 1e9:.2f} GB, but the disk of {folder} has {free_bytes / 1e9:.2f} GB: "
+                      f"{remedy}")
 
 
 def check_folder(path: Name, remedy: str) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Iterable, Mapping
 
 from config.console import say
-from config.files import one_at_a_time
+from config.files import NoSpace, check_space, one_at_a_time
 from config.presets import MODELS_FOLDER, PRESETS
 from config.run_config import RunConfig
 from config.schema.untrusted import reason, short_repr
@@ -110,17 +109,13 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
     except ImportError:
         raise ValueError(f"{name} cannot be fetched without the package huggingface_hub: install it, or "
                          f"{_advice(name, folder, revision)}") from None
-    except NoRoom:
+    except NoSpace:
         raise
     except Exception as error:  # the network, the hub and the library may raise anything
         is_of_network = not NETWORK_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
         cause = "the network or the hub does not answer" if is_of_network else short_repr(reason(error))[1:-1]
         raise ValueError(f"{name} cannot be fetched ({cause}): {_advice(name, folder, revision)}") from None
     return folder
-
-
-class NoRoom(ValueError):
-    """A model that is larger than the free space."""
 
 
 def _is_whole(folder: Path) -> bool:
@@ -130,7 +125,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _download(name: str, folder: Path, revision: str | None) -> None:
-    """Fetch a model into a folder, which is marked as incomplete meanwhile. Raises what the library raises, and NoRoom
+    """Fetch a model into a folder, which is marked as incomplete meanwhile. Raises what the library raises, and NoSpace
     if the disk is too small."""
     from huggingface_hub import model_info, snapshot_download
 
@@ -142,21 +137,14 @@ def _download(name: str, folder: Path, revision: str | None) -> None:
 
         matches = [partial(fnmatch.fnmatch, pat=pattern) for pattern in patterns]
         num_bytes = sum(each.size or 0 for each in files if any(match(each.rfilename) for match in matches))
-        free_bytes = shutil.disk_usage(folder.parent).free + _bytes_in(folder)
-        if num_bytes > free_bytes:
-            raise NoRoom(f"{name} has {num_bytes / 1e9:.2f} GB, but the disk of {folder.parent} has "
-                         f"{free_bytes / 1e9:.2f} GB: free some space, or name a folder of another disk, models=DIR")
+        check_space(folder.parent, num_bytes, f"{name} has",
+                    "free some space, or name a folder of another disk, models=DIR", folder.glob("**/*"))
         say(f"fetching {name}, {num_bytes / 1e9:.2f} GB, into {folder}, once")
 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / HALF).touch()
         snapshot_download(name, revision=available.sha, local_dir=str(folder), allow_patterns=patterns)
         (folder / HALF).unlink()
-
-
-def _bytes_in(folder: Path) -> int:
-    """Return the bytes of all files of a folder; 0 if there is none."""
-    return sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
 
 
 def _advice(name: str, folder: Path, revision: str | None) -> str:

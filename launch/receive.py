@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from config.files import SPACE_REMEDY, as_value_error, cache_folder, make_private_folder, one_at_a_time, replace
+from config.files import (
+    SPACE_REMEDY,
+    as_value_error,
+    cache_folder,
+    check_space,
+    make_private_folder,
+    one_at_a_time,
+    replace,
+)
 from config.schema.fields import check
 from config.schema.untrusted import parse_object
 from launch.progress import ProgressBar
@@ -78,12 +85,9 @@ def _manifest_from(request_piece: ReadPiece) -> bytes:
 def _receive_files(request_piece: ReadPiece, part_folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Receive the files of a part that are not complete. Raises ValueError, and OSError for a disk that fails."""
     num_bytes = sum(entry["bytes"] for entry in files.values())
-    present_bytes = sum(path.stat().st_size for path in part_folder.iterdir())
-    free_bytes = shutil.disk_usage(part_folder).free
-    if num_bytes - present_bytes > free_bytes:
-        raise ValueError(f"this rank's part of the model has {num_bytes / 1e9:.2f} GB, but the disk of {part_folder} "
-                         f"has {free_bytes / 1e9:.2f} GB: free some space there, as in {part_folder.parent.parent}, "
-                         "which keeps the parts of earlier runs")
+    check_space(part_folder, num_bytes, "this rank's part of the model has",
+                f"free some space there, as in {part_folder.parent.parent}, which keeps the parts of earlier runs",
+                part_folder.iterdir())
 
     with ProgressBar(total=num_bytes, unit="B", unit_scale=True, desc="receiving this rank's part") as bar:
         for file_name in STAGE_FILES:

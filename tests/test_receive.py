@@ -151,7 +151,7 @@ def test_what_is_no_part_of_the_split_is_refused_and_not_kept(split, tmp_path, c
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_sent(split, monkeypatch):
-    monkeypatch.setattr(receive.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    monkeypatch.setattr("config.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=100))
     with pytest.raises(ValueError, match="but the disk of .* has 0.00 GB: free some space there"):
         received(split)
 

@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launch.split import write as program
 from launch.split.write import check, split
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
@@ -273,7 +272,7 @@ def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(models, tmp_path, monkeypatch):
-    monkeypatch.setattr(program.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     with refused("choose another output folder or free some space"):
         split(models / "base", tmp_path / "split", "3", progress=False)
     assert not list((tmp_path / "split").glob("stage_*"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import torch
 from torch import Tensor
 
-from config.files import one_at_a_time, replace
+from config.files import NoSpace, check_space, one_at_a_time, replace
 from config.schema.families import FAMILIES, published
 from config.schema.fields import CONFIG, check
 from config.schema.untrusted import one_line, read_json, short_repr
@@ -163,7 +162,7 @@ def _explained(path: Path) -> Iterator[None]:
     """Raise ValueError, with the file and a remedy, for any error: a damaged file may raise anything in libraries."""
     try:
         yield
-    except OSError:
+    except (OSError, NoSpace):
         raise
     except ImportError as error:
         raise ValueError(f"{path} needs the package {error.name} to be read: type pip install gguf") from None
@@ -344,11 +343,8 @@ class GgufFile:
         converted_forms = {name: form for name, form in forms.items() if published(name, family) not in entries}
 
         needed_bytes = sum(form.bytes for form in converted_forms.values())
-        free_bytes = shutil.disk_usage(path.parent).free
-        if needed_bytes > free_bytes:
-            raise ValueError(f"it unpacks to {needed_bytes / 1e9:.2f} GB, but the disk of {path.parent} has "
-                             f"{free_bytes / 1e9:.2f}")
-
+        check_space(path.parent, needed_bytes, f"{self.path} unpacks to",
+                    "free some space, or choose another output folder")
         progress_bar = ProgressBar(total=needed_bytes, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}",
                                    disable=not progress)
         written_forms = {published(name, family): form for name, form in converted_forms.items()}

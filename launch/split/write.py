@@ -7,14 +7,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import torch
 
-from config.files import one_at_a_time, replace
+from config.files import check_space, one_at_a_time, replace
 from config.run_config import USUAL_RANKS
 from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
@@ -263,12 +263,9 @@ def write(plan: SplitPlan, progress: bool) -> None:
     """Write the folders that no earlier run finished, over their contents; raises ValueError if the disk lacks room."""
     # the disk
     missing_ranks = plan.missing
-    old_files = (path for rank in missing_ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
-    free_bytes = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old_files)
+    old_files = chain.from_iterable(plan.folders[rank].glob("**/*") for rank in missing_ranks)
     num_bytes = sum(map(plan.bytes, missing_ranks))
-    if num_bytes > free_bytes:
-        raise ValueError(f"the split needs {num_bytes / 1e9:.2f} GB, but the disk of {plan.out} has "
-                         f"{free_bytes / 1e9:.2f} GB; choose another output folder or free some space")
+    check_space(plan.out, num_bytes, "the split needs", "choose another output folder or free some space", old_files)
 
     # the folders
     for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
