@@ -229,7 +229,6 @@ class RunConfig(BoardKeys):
             yield f"logit_bias={self.logit_bias} has token {repeated_id} twice: leave one of them out"
 
         yield from _misfits(self)
-        yield from _problems_of_small_models(self)
         yield from _problems_of_trees(self)
 
     @property
@@ -438,6 +437,8 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and MODEL_KEY not in reads("+".join((*c.sources, c.draft))):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
+    if c.ssm and not c.small_models:
+        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
 
@@ -450,11 +451,6 @@ def _problems_of_groups(c: RunConfig) -> Iterator[str]:
         yield f"keys={c.keys} cannot encrypt what link=torch sends: leave one of the two out"
     if c.virtual:
         yield "link=torch connects processes, and with time=virtual all ranks are in one: leave link out"
-
-
-def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
-    if c.ssm and not c.small_models:
-        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
 
 
 def _problems_of_trees(c: RunConfig) -> Iterator[str]:

