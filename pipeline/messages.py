@@ -191,8 +191,8 @@ class Header(NamedTuple):
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
     """Encode a message for the wire, as pairs of a header `int64[6]` and a body `uint8`."""
-    parts: list[Message] = [msg, *msg.segments] if isinstance(msg, Batch) else [msg]
-    return [_encoded(part) for part in parts]
+    single_messages: list[Message] = [msg, *msg.segments] if isinstance(msg, Batch) else [msg]
+    return [_encoded(single_message) for single_message in single_messages]
 
 
 def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:

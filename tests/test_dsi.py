@@ -86,10 +86,10 @@ def test_ranks_above_those_of_the_split_hold_copies_even_where_only_their_own_pa
 def test_rank_0_has_a_link_into_each_replica_and_the_others_know_only_their_own():
     placement = Placement.of([0, 2, 2], 1, copies=2)
     assert placement.world == 5 and placement.leaders == [0, 1, 2, 3, 4]
-    assert placement.peers(0) == [(2, [1], [1, 2], None, False, False),
-                                  (4, [3], [3, 4], None, False, False)]
-    assert placement.peers(3) == [(0, [4], (), 0, False, False)]
-    assert placement.peers(4) == [(3, [0], (), 0, False, False)]
+    assert placement.peers(0) == [(2, [1], [1, 2], None, False),
+                                  (4, [3], [3, 4], None, False)]
+    assert placement.peers(3) == [(0, [4], (), 0, False)]
+    assert placement.peers(4) == [(3, [0], (), 0, False)]
     shared = Placement.of([0, 4], 2, copies=2)
     assert [list(group) for group in shared.groups] == [[0],
                                                         [1, 2], [3, 4]]

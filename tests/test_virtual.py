@@ -150,7 +150,7 @@ def test_a_stage_in_virtual_time_passes_on_and_holds_what_a_real_stage_does():
     passed: list[Message] = []
     due: list[tuple[float, Callable[[float], None]]] = []
     virtual = VirtualStage(lambda moment, event: due.append((moment, event)), Work(lambda rows, text: 0.004, 4),
-                           lambda msg, now: passed.append(msg), lambda msg, now: None, OFF)
+                           lambda msg, now: passed.append(msg), OFF)
     real = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
     for now, message in enumerate(messages()):
         result = real.apply(message)
