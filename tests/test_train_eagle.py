@@ -25,7 +25,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from pipeline.answers import Request
 from tests.checkpoints import refused
-from tests.saved import FORM, here, save_tokenizer
+from tests.saved import FORM, here, save_tokenizer, token_ids
 from tests.test_families import MODELS, config_class
 from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
@@ -79,9 +79,44 @@ def talks(tmp_path_factory):
     return path
 
 
+class Trainings:
+    """Heads that the command trains for the base on the talks, each in a folder with a name of its own."""
+
+    def __init__(self, base, talks, folder):
+        self.base, self.talks, self.folder = base, talks, folder
+
+    def words(self, name, *options):
+        return [str(self.base), str(self.folder / name), "--data", str(self.talks), "--template", "vicuna",
+                "--threads", "1", "--judged", "0", *options]
+
+    def run(self, name, *options):
+        return train_eagle.main(self.words(name, *options))
+
+    def start(self, name, *options):
+        """As `run`, but an error is raised."""
+        train_eagle.train(parser().parse_args(self.words(name, *options)))
+
+    def content(self, name, file_name="config.json"):
+        return json.loads((self.folder / name / file_name).read_text())
+
+    def tensors(self, name):
+        return load_file(self.folder / name / "model.safetensors")
+
+    def check_text(self):
+        """The pipeline writes with the head `whole` what it writes without."""
+        split(self.base, self.folder / "split", "0+3+4", self.folder / "whole", progress=False)
+        outputs = [self.folder / f"{method}.json" for method in ("ar", "continuous")]
+        for output in outputs:
+            assert here(f"model_dir={self.folder / 'split'}", f"pipeline_type={output.stem}", f"output={output}",
+                        "draft=eagle", "max_new_tokens=20", "prompt=what follows c?") == 0
+        ar, continuous = map(token_ids, outputs)
+        assert ar == continuous
+
+
 @pytest.fixture
-def base_and_talks(base, talks):
-    return base, talks
+def trainings(base, talks, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
+    return Trainings(base, talks, tmp_path)
 
 
 def make_head(teacher, third, vocab=40):
@@ -272,23 +307,19 @@ def test_a_block_at_the_end_of_the_context_learns(teacher):
                       (0,))["loss"] > 0
 
 
-def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talks, tmp_path, monkeypatch):
-    base, talks = base_and_talks
-    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
-    command = [str(base), str(tmp_path / "whole"),
-               "--data", str(talks), "--template", "vicuna", "--block", "4",
-               "--epochs", "1", "--starts", "2", "--judged", "1", "--held-out", "0.2", "--threads", "1"]
-    assert train_eagle.main(command) == 0
-    written = json.loads((tmp_path / "whole" / "config.json").read_text())
+def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(trainings):
+    options = ["--block", "4", "--epochs", "1", "--starts", "2", "--judged", "1"]
+    assert trainings.run("whole", *options) == 0
+    written = trainings.content("whole")
     assert written["dflash_config"]["target_layer_ids"] == [layer - 1 for layer in usual_layers(7)]
     assert written["architectures"] == ["DFlashDraftModel"] and "unrolled_passes" not in written
-    head = fit_head(Checkpoint(tmp_path / "whole"), Checkpoint(base).config)
+    head = fit_head(Checkpoint(trainings.folder / "whole"), Checkpoint(trainings.base).config)
     assert isinstance(head, DFlashHead) and head.form.size == 4 and len(head.layers) == 2
-    record = json.loads((tmp_path / "whole" / "training.json").read_text())
+    record = trainings.content("whole", "training.json")
     assert record["steps"] == 2 and list(record["held_out_agreement"]) == ["0", "1", "2"]
-    drafts_the_text_of_ar(base, tmp_path)
+    trainings.check_text()
     with refused("--block trains a new DFlash head"):
-        train_eagle.train(parser().parse_args([*command, "--eagle3"]))
+        trainings.start("whole", *options, "--eagle3")
 
 
 def test_the_rate_falls_in_each_part():
@@ -340,19 +371,12 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
 
 
 @pytest.mark.parametrize("course, halts, steps", [
-    ("--authors", [5], 7), ("--authors --accumulate 2", [3], 4), ("", [11], 13), ("--eagle3", [5, 11], 13)],
+    ("--authors", [5], 8), ("--authors --accumulate 2", [3], 4), ("", [11], 14), ("--eagle3", [5, 11], 14)],
     ids=["eagle authors", "accumulated", "eagle", "eagle3"])
-def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, course, halts, steps):
-    base, talks = base_and_talks
-    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
-
-    def command(out):
-        return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
-                "--judged", "1", "--held-out", "0.2", "--length", "400", "--passes", "2", "--threads", "1",
-                "--draft-vocab", "30", *course.split(),
-                str(base), str(tmp_path / out)]
-
-    assert train_eagle.main(command("whole")) == 0
+def test_an_interrupted_training_ends_with_the_same_bits(trainings, monkeypatch, course, halts, steps):
+    options = ["--epochs", "2", "--batch", "2", "--save-every", "2", "--judged", "1", "--length", "400",
+               "--passes", "2", "--draft-vocab", "30", *course.split()]
+    assert trainings.run("whole", *options) == 0
     advance = Course.advance
 
     def interrupted(course):
@@ -362,82 +386,62 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
 
     monkeypatch.setattr(Course, "advance", interrupted)
     while halts:
-        assert train_eagle.main(command("halves")) == 130
-        left = sorted(path.name.partition("-")[0] for path in (tmp_path / "halves").iterdir())
+        assert trainings.run("halves", *options) == 130
+        left = sorted(path.name.partition("-")[0] for path in (trainings.folder / "halves").iterdir())
         assert left == ["lessons", "training.pt"]
         halts = halts[1:]
-    assert train_eagle.main(command("halves")) == 0
+    assert trainings.run("halves", *options) == 0
     for name in ("model.safetensors", "config.json"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
-    record = json.loads((tmp_path / "whole" / "training.json").read_text())
+        whole, halves = ((trainings.folder / out / name).read_bytes() for out in ("whole", "halves"))
+        assert whole == halves
+    record = trainings.content("whole", "training.json")
     assert record["steps"] == steps and list(record["held_out_agreement"]) == DEPTHS
-    assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
+    assert trainings.content("whole")["unrolled_passes"] == 2
     with refused("belongs to a training with passes=2 instead of 3"):
-        train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
+        trainings.start("halves", *options, "--passes", "3")
     if "--authors" not in course:  # which changes nothing about how a head drafts
-        drafts_the_text_of_ar(base, tmp_path)
+        trainings.check_text()
 
 
 @pytest.mark.parametrize("dialect", [name for name in heads.DIALECTS if name != "eagle3"])
-def test_a_dialect_is_written_as_it_is_published_and_read_again(base_and_talks, tmp_path, dialect):
-    base, talks = base_and_talks
-    assert train_eagle.main([str(base), str(tmp_path / "whole"), "--data", str(talks), "--template", "vicuna",
-                             "--epochs", "0.3", "--own-epochs", "0.3", "--judged", "0", "--passes", "2",
-                             "--threads", "1", "--draft-vocab", "30", "--dialect", dialect]) == 0
-    written = json.loads((tmp_path / "whole" / "config.json").read_text())
-    names = load_file(tmp_path / "whole" / "model.safetensors").keys()
+def test_a_dialect_is_written_as_it_is_published_and_read_again(trainings, dialect):
+    assert trainings.run("whole", "--epochs", "0.3", "--own-epochs", "0.3", "--passes", "2", "--draft-vocab", "30",
+                         "--dialect", dialect) == 0
+    written, names = trainings.content("whole"), trainings.tensors("whole").keys()
     first = "midlayer." if dialect == "eagle3.1" else "layers.0."
     assert f"{first}hidden_norm.weight" in names
     assert ("fc_norm.2.weight" in names) == (dialect == "eagle3.1")
     assert ("input_norm.weight" in names) == ("transformer_layer_config" in written) == (dialect == "speculators")
-    drafts_the_text_of_ar(base, tmp_path)
-    again = [str(base), str(tmp_path / "mended"),
-             "--data", str(talks), "--from", str(tmp_path / "whole"),
-             "--own-epochs", "0.3", "--judged", "0", "--threads", "1"]
-    assert train_eagle.main(again) == 0
-    mended = json.loads((tmp_path / "mended" / "config.json").read_text())
-    assert mended == {**written, "unrolled_passes": 8}
-    assert load_file(tmp_path / "mended" / "model.safetensors").keys() == names
-
-
-def drafts_the_text_of_ar(base, tmp_path, draft="eagle"):
-    """The pipeline writes with the head in the folder `whole` what it writes without."""
-    split(base, tmp_path / "split", "0+3+4", tmp_path / "whole", progress=False)
-    texts = []
-    for method in ("ar", "continuous"):
-        output = tmp_path / f"{method}.json"
-        assert here(f"model_dir={tmp_path / 'split'}", f"pipeline_type={method}", f"output={output}",
-                    f"draft={draft}", "max_new_tokens=20", "prompt=what follows c?") == 0
-        texts.append(json.loads(output.read_text())["token_ids"])
-    assert texts[0] == texts[1]
+    trainings.check_text()
+    assert trainings.run("mended", "--from", str(trainings.folder / "whole"), "--own-epochs", "0.3") == 0
+    assert trainings.content("mended") == {**written, "unrolled_passes": 8}
+    assert trainings.tensors("mended").keys() == names
 
 
 @both
-def test_a_given_head_is_mended_by_the_second_part_alone(base, teacher, talks, tmp_path, third):
+def test_a_given_head_is_mended_by_the_second_part_alone(teacher, trainings, tmp_path, third):
     head, config = make_head(teacher, third)
     for name in ("given", "wide"):
         (tmp_path / name).mkdir()
     heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows_embedding=False)
-    command = [str(base), "--data", str(talks),
-               "--from", str(tmp_path / "given"), "--batch", "2", "--threads", "1",
-               "--judged", "0", "--own-epochs", "2", "--epochs", "9", *["--eagle3"] * third]
-    assert train_eagle.main([*command, str(tmp_path / "mended")]) == 0
-    assert train_eagle.main([*command, "--rate", "1e-30", str(tmp_path / "same")]) == 0
-    given, mended, same = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "mended", "same"))
+    options = ["--from", str(tmp_path / "given"), "--batch", "2", "--own-epochs", "2", "--epochs", "9",
+               *["--eagle3"] * third]
+    assert trainings.run("mended", *options) == 0
+    assert trainings.run("same", *options, "--rate", "1e-30") == 0
+    given, mended, same = map(trainings.tensors, ("given", "mended", "same"))
     for name, x in given.items():
         frozen = name in ("embed_tokens.weight", "d2t", "t2d")
         assert x.dtype == mended[name].dtype and torch.equal(x, same[name])
         assert torch.equal(x, mended[name]) == frozen
-    assert json.loads((tmp_path / "mended" / "training.json").read_text())["steps"] == 8
-    described = json.loads((tmp_path / "mended" / "config.json").read_text())
-    assert described == {**config, "bos_token_id": 7, "unrolled_passes": 8}
+    assert trainings.content("mended", "training.json")["steps"] == 8
+    assert trainings.content("mended") == {**config, "bos_token_id": 7, "unrolled_passes": 8}
     drafts = [Eagle(fit_head(Checkpoint(tmp_path / name), teacher.source.config).to_empty(device="cpu"),
                     None, 9)
               for name in ("given", "mended")]
     assert [draft.drifts for draft in drafts] == [not third, False]
     heads.write(head, {**config, "hidden_size": 64}, tmp_path / "wide", torch.float16)
     with refused("has hidden_size 64, but the model has 32"):
-        train_eagle.train(train_eagle.parser().parse_args([*command, "--from", str(tmp_path / "wide"), "new"]))
+        trainings.start("new", *options, "--from", str(tmp_path / "wide"))
 
 
 def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
@@ -643,14 +647,13 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     (tmp_path / "head" / "pytorch_model.bin").write_bytes(b"")
     assert "already holds pytorch_model.bin" in said(out="head")
     assert "--batch 0 is out of range" in said("--batch", "0")
-    for words in (("--epochs", "nan"), ("--limit", "1"), ("--threads", "1000000"), ("--judged", "-1"),
+    for words in (("--epochs", "nan"), ("--threads", "1000000"), ("--judged", "-1"),
                   ("--seed", str(1 << 70))):
         assert f"{words[0]} {words[1]} is out of range; give" in said(*words)
     assert "--device cuda:99 does not exist here" in said("--device", "cuda:99")
     (tmp_path / "file").write_text("")
     assert "cannot be written (File exists): choose another folder" in said(out="file")
     assert "choose the --template" in said("--length", "3")
-    assert "is not a share" in said("--held-out", "1")
     assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
     assert "--from trains only the second part" in said("--from", "head", "--authors")
     assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))

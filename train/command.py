@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from config.dialect import OptionParser
 from config.files import check_folder
 from launch.spec import device_named
+from model.text import AUTO, CONVERSATIONS, OWN
 
 
 class Options(OptionParser):
@@ -29,8 +30,13 @@ class Options(OptionParser):
         self.bounds[flag] = bounds
         self.add_argument(flag, type=type(bounds[1]), default=default, metavar=metavar, help=help)
 
-    def machine(self, checkpoint_steps: int) -> None:
-        """Add the options for the device, the threads and the interval of checkpoints."""
+    def common(self, checkpoint_steps: int, *more_templates: str) -> None:
+        """Add the options of every training: template, seed, interval of checkpoints, device and threads."""
+        templates = [AUTO, *CONVERSATIONS, OWN, *more_templates]
+        self.add_argument("--template", choices=templates, default=AUTO, help="template of prompts; auto: own, the "
+                          "tokenizer's chat template, or vicuna if it has none")
+        self.number("--seed", (0, (1 << 63) - 1), 0, "seed of everything that is random (0)")
+
         about = f"steps between two checkpoints ({checkpoint_steps})"
         self.number("--save-every", (1, 1 << 40), checkpoint_steps, about)
         self.add_argument("--device", default="auto", help="cpu or cuda; auto: cuda if available")
@@ -59,16 +65,9 @@ def open_accelerator(args: Namespace, num_batches: int = 1) -> Accelerator:
     return accelerator
 
 
-def prepare(args: Namespace, results_dir: Path, remedy: str, *file_names: str) -> None:
-    """Prepare the device and the folder of the results.
-
-    Remove partial files of these `file_names` there: they remain if a process was killed inside `config.files.replace`.
-    """
+def prepare(args: Namespace, results_dir: Path, remedy: str) -> None:
+    """Prepare the folder of the results, and the threads."""
     check_folder(results_dir, remedy)
-    device_named(args.device, "--device ")
-    for file_name in file_names:
-        for partial_file in results_dir.glob(f"{file_name}.*.part"):
-            partial_file.unlink(missing_ok=True)
     if args.threads:
         torch.set_num_threads(args.threads)
 

@@ -17,7 +17,6 @@ from accelerate import Accelerator
 from config.files import write_json
 from config.schema.block_heads import BlockForm
 from config.schema.heads import usual_layers
-from launch.spec import device_named
 from model.drafts.dflash import DFlashHead
 from model.drafts.head_files import borrows_embedding, fit_head
 from model.drafts.heads import Eagle3Head, EagleHead, MtpHead
@@ -54,7 +53,7 @@ FEATURES = "features"  # folder with the base's features of each conversation
 
 def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
     """Return the number type and the device of the command; auto is bfloat16 wherever that is faster."""
-    device = device_named(args.device, "--device ")
+    device = torch.device(args.device)
     dtype_name = args.dtype
     if dtype_name == "auto":
         cpu_flags = CPU_INFO.read_text().split() if CPU_INFO.is_file() else ()
@@ -163,7 +162,7 @@ def train(args: Namespace) -> None:
 
 
 def _train(args: Namespace, accelerator: Accelerator) -> None:
-    prepare(args, args.out_dir, "choose another folder", "config.json", RECORD)
+    prepare(args, args.out_dir, "choose another folder")
     context_length = check_base(args)
     with accelerator.main_process_first():  # the others read what it has written
         if args.own:

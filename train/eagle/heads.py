@@ -4,7 +4,6 @@ This module knows nothing about training.
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Dict
@@ -13,9 +12,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from config.files import replace, write_json
 from config.schema.block_heads import DFLASH, NESTED_KEYS, BlockForm, is_block, read_block
 from config.schema.heads import KIND, LAYERS, NORMS, read_dialect
-from launch.split.write import WEIGHTS, store
+from launch.split.write import WEIGHTS
 from model.drafts.dflash import DFlashHead
 from model.drafts.head_files import MAPS, OWN_EMBEDDING, load_head
 from model.drafts.heads import Eagle3Head, EagleHead
@@ -184,6 +184,5 @@ def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, bor
     if config["architectures"][0] in NUMBERED_LAYER_HEADS:
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
 
-    config_text = json.dumps(config, indent=2) + "\n"
-    store(folder / "config.json", config_text.encode())
-    store(folder / WEIGHTS, save(tensors, {"format": "pt"}))
+    write_json(folder / "config.json", config, indent=2)
+    replace(folder / WEIGHTS, save(tensors, {"format": "pt"}))

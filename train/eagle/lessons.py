@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from argparse import Namespace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
 NEW_TOKENS = 128  # most tokens of an answer to a held-out question
-LESSON_OPTIONS = ("template", "limit", "held_out", "judged", "seed")  # those that determine the lessons
+HELD_OUT_SHARE = 0.05  # of the conversations, of which some questions are answered for the figures at the end
+LESSON_OPTIONS = ("template", "judged", "seed")  # those that determine the lessons
 
 
 class Lessons(NamedTuple):
@@ -48,17 +50,10 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
     """
     max_length = min(args.length, context)
     lessons_path = args.out_dir / LESSON_FILES.replace("*", fingerprint(args, max_length))
-    message = f"train_eagle: read the tokens of {{}} conversations from {lessons_path}"
-
-    def tokenized() -> dict[str, Any]:
-        nonlocal message
-        message = f"train_eagle: tokenized {{}} conversations; {lessons_path} keeps the tokens until the training ends"
-        return _tokenized(args, max_length)
-
-    saved = kept(lessons_path, tokenized)
+    saved = kept(lessons_path, partial(_tokenized, args, max_length))
     row_sizes = saved["sizes"]
     rows = map(TokenRow, saved["ids"].split(row_sizes), saved["answers"].split(row_sizes))
-    print(message.format(len(row_sizes)))
+    print(f"train_eagle: {len(row_sizes)} conversations, whose tokens {lessons_path} keeps until the training ends")
     return Lessons(list(rows), saved["prompts"], frozenset(saved["ends"]))
 
 
@@ -66,9 +61,7 @@ def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
     """Tokenize the conversations, and return the lessons in as few tensors as possible."""
     text, talks = Text(args.model_dir), read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
-    talks = talks[:args.limit]
-
-    num_wanted = max(1, round(len(talks) * args.held_out))
+    num_wanted = max(1, round(len(talks) * HELD_OUT_SHARE))
     num_held_out = min(num_wanted, len(talks) - 1)
     questions = [talk[:1] for talk in talks[:num_held_out][:args.judged]]
     prompts = [text.prompt_ids(question, args.template) for question in questions]

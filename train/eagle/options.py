@@ -8,7 +8,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from config.schema.block_heads import BLOCK_SIZES
-from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.command import Options
 from train.eagle.heads import DIALECTS
@@ -63,16 +62,13 @@ def parser() -> Options:
     add("--dialect", choices=list(DIALECTS), help="train an EAGLE-3 head in this form: eagle3, as published by EAGLE, "
         "SpecForge and AngelSlim; eagle3.1, with its norms; vllm; speculators, nested and with its norms")
 
-    add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
-        help="template of prompts; auto: own, the tokenizer's chat template, or vicuna if it has none")
-
     _add_parts(option_parser)
     _add_data(option_parser)
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
         help="number type; auto: bfloat16 on cuda and on processors with avx512_bf16 or amx_bf16, where it takes about "
         "half the time, else float32. Trained weights are float32")
 
-    option_parser.machine(checkpoint_steps=100)
+    option_parser.common(checkpoint_steps=100)
     return option_parser
 
 
@@ -106,13 +102,8 @@ def _add_data(option_parser: Options) -> None:
     number("--accumulate", (1, 1 << 20), 1, "batches per step, whose gradients are added up (1)")
 
     number("--length", (3, 1 << 30), 2048, "most tokens of a conversation, which is cut after them (2048)")
-    number("--limit", (2, 1 << 40), 68000, "most conversations to use, chosen at random (68000)")
-    option_parser.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share of conversations "
-                               "to hold out for the figures at the end (0.05)")
-
     number("--draft-vocab", (1, 1 << 30), 32000, "vocabulary of an EAGLE-3 head: the most used tokens of the answers "
            "(32000)")
-    number("--seed", (0, (1 << 63) - 1), 0, "seed of the initial weights, the order and the noise (0)")
     number("--judged", (0, 1 << 20), 24, "held-out questions to answer at the end with trees of 60 nodes, for the "
            "figures (24); 0: no figures")
 
@@ -132,8 +123,6 @@ def check(args: Namespace) -> None:
         if is_changed and args.block:
             raise ValueError(f"--{option_name.replace('_', '-')} applies to EAGLE heads only; omit it")
 
-    if not 0 < args.held_out < 1:
-        raise ValueError(f"--held-out {args.held_out} is not a share; give a number between 0 and 1")
     if args.given and args.authors:
         raise ValueError("--from trains only the second part, which --authors does not have; omit one of them")
     if args.passes == 1 and not args.authors:

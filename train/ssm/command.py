@@ -45,9 +45,6 @@ class Training:
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
-        if open_accelerator(args).num_processes > 1:
-            raise ValueError("train_ssm runs in a single process; start it without accelerate launch")
-
         self.device = torch.device(args.device)
         measure_keys = MeasureKeys(dtype="float32", device=str(self.device))
         self.pair = open_pair(str(args.target), measure_keys)
@@ -139,7 +136,9 @@ def train(args: Namespace) -> None:
     """Run the whole training, which writes drafters and the record of their accuracy into OUT."""
     check(args)
     kept_layers = layers_of(args, read_sizes(Checkpoint(args.target)).layers)
-    prepare(args, args.out, "choose another --out", RECORD)
+    if open_accelerator(args).num_processes > 1:
+        raise ValueError("train_ssm runs in a single process; start it without accelerate launch")
+    prepare(args, args.out, "choose another --out")
 
     args.template = template_of(args.template, args.target)
     if kept_layers:
@@ -191,13 +190,10 @@ def show(record: dict[str, Any]) -> None:
     """Print the tokens that were left for each drafter, and the tokens per pass."""
     for name, num_tokens in record["tokens_left"].items():
         print(f"{name}: {num_tokens} tokens of {record['texts']} texts to learn from")
-    print(f"tokens per pass of the target, {record['held_out_texts']} held-out texts, by the shape of the tree")
-
-    figures = record["tokens_per_pass"]
-    name_width, [tree_shapes, *_] = max(map(len, figures)), figures.values()
-    print(" " * name_width + "".join(f"{shape:>20}" for shape in tree_shapes))
-    for name, by_shape in figures.items():
-        print(f"{name:<{name_width}}" + "".join(f"{tokens_per_pass:>20.2f}" for tokens_per_pass in by_shape.values()))
+    print(f"tokens per pass of the target, {record['held_out_texts']} held-out texts, by the shape of the tree:")
+    for name, by_shape in record["tokens_per_pass"].items():
+        figures = [f"{shape} {tokens_per_pass:.2f}" for shape, tokens_per_pass in by_shape.items()]
+        print(f"  {name}: {'; '.join(figures)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from config.values import listed
-from model.text import AUTO, CONVERSATIONS
 from train.command import Options
 
 ABOUT = "Fine-tune drafters for a target one after another, each on the mistakes of the previous ones (boost-tuning)."
@@ -46,8 +45,6 @@ def parser() -> Options:
     add("--out", metavar="OUT", type=Path, required=True, help="folder for the drafters and the checkpoints")
     add("--data", metavar="FILE", type=Path, help="prompts; default: the bundled models' grammar")
     number("--prompts", (2, 1 << 30), 2000, "prompts to use, chosen at random (2000)")
-    add("--template", choices=[AUTO, *CONVERSATIONS, "own", "none"], default=AUTO,
-        help="template of prompts; auto: own, the tokenizer's chat template, or vicuna if it has none")
 
     number("--new-tokens", (2, 1 << 20), 64, "most tokens of a text (64)")
     number("--temperature", (0, 1e3), 0.0, "temperature of the target's texts; 0: greedy decoding", "T")
@@ -56,9 +53,8 @@ def parser() -> Options:
     number("--batch", (1, 1 << 20), 16, "texts per step (16)")
     number("--rate", (0, 1e3), 5e-4, "learning rate (0.0005)", "R")
     number("--judged", (1, 1 << 20), 60, "number of prompts to hold out for the figures (60)")
-    number("--seed", (0, (1 << 63) - 1), 0, "seed of the prompts, the texts and the order (0)")
 
-    options.machine(checkpoint_steps=50)
+    options.common(50, "none")
     return options
 
 
