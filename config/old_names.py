@@ -1,4 +1,4 @@
-"""Names and values of keys in the original program and in earlier versions, for messages about unknown ones.
+"""Names of keys, values and options in the original program and in earlier versions, for messages about unknown ones.
 
 docs/moving.md explains those of the original.
 """
@@ -35,6 +35,13 @@ OLD_VALUES = {
     "pipeline_type=auto": "leave pipeline_type out for the default, or simulate methods and splits by python3 -m "
                           "scripts.plan profile=NAME",
     **dict.fromkeys(("pipeline_type=spd", "draft=spd", "draft=spd+suffix"), SPD_ADVICE),
+}
+
+# the old option of a training: what to do instead
+OLD_OPTIONS = {
+    "--partial": "heads for features of guesses under way are not trained; leave it out, or add --eagle3",
+    "--limit": "all conversations of the file are used; leave it out, or shorten the file",
+    "--held-out": "a twentieth of the conversations is held out; leave it out",
 }
 
 

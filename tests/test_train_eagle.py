@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from config.old_names import OLD_OPTIONS
 from config.presets import ROOT
 from config.schema.block_heads import BlockForm
 from config.schema.heads import usual_layers
@@ -635,6 +636,13 @@ def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16")
     assert chosen() == f"{base}: template own, bfloat16 on cpu\n"
     assert chosen("--dtype", "float32") == f"{base}: template own, float32 on cpu\n"
+
+
+def test_an_option_of_an_earlier_version_is_answered_with_what_to_do(capsys):
+    for word in OLD_OPTIONS:
+        with pytest.raises(SystemExit):
+            train_eagle.main(["base", "out", "--data", "x", word, "4"])
+        assert f"error: unknown option {word}: {OLD_OPTIONS[word]}\n" in capsys.readouterr().err
 
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from model.sample import Sampler
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from tests.checkpoints import same
-from tests.saved import here, save_tokenizer
+from tests.saved import here, save_tokenizer, token_ids
 from train.course import Course
 from train.data import TokenRow, answer_row
 from train.ssm.boost import loss_of, ranks_of, without_predicted
@@ -67,6 +68,19 @@ def questions(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "prompts.json"
     path.write_text(json.dumps(PROMPTS))
     return path
+
+
+@pytest.fixture(scope="module")
+def trained(pair, questions, tmp_path_factory):
+    """The results of a whole training, and what it printed."""
+    out = tmp_path_factory.mktemp("trained")
+    with open(out / "printed", "w") as printed, redirect_stdout(printed):
+        assert main(words(pair, questions, out)) == 0
+    return out
+
+
+def record_of(out):
+    return json.loads((out / "training.json").read_text())
 
 
 def words(pair, questions, out, *more):
@@ -151,44 +165,39 @@ def test_what_is_right_is_what_a_drafter_would_write_there(pair):
         assert not rank_N.any(), "the target foresees itself"
 
 
-def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, questions, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(words(pair, questions, out)) == 0
-    printed = capsys.readouterr().out
-    record = json.loads((out / "training.json").read_text())
+def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, trained, tmp_path):
+    record = record_of(trained)
     figures = record["tokens_per_pass"]
     assert list(figures) == [f"{pair[1]} as it was", "ssm1", "ssm2", "ssm1 and ssm2, merged"]
     for shape in ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"):
         assert figures["ssm1 and ssm2, merged"][shape] >= max(figures["ssm1"][shape], figures["ssm2"][shape])
-    assert "ssm1: " in printed and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
+    assert "ssm1: " in (trained / "printed").read_text()
+    assert record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
     for name, source in (("ssm1", pair[1]), ("ssm2", pair[2])):
-        new, old = (load_file(folder / "model.safetensors") for folder in (out / name, source))
+        new, old = (load_file(made / "model.safetensors") for made in (trained / name, source))
         assert new.keys() == old.keys() and not same(new, old)
         assert {x.dtype for x in new.values()} == {torch.bfloat16}
-        assert (out / name / "config.json").read_text() == (source / "config.json").read_text()
+        assert (trained / name / "config.json").read_text() == (source / "config.json").read_text()
     split(pair[0], tmp_path / "split", "0+1+1", progress=False)
 
     def written(*more):
         assert here(f"model_dir={tmp_path / 'split'}", "prompt=a and x?", "max_new_tokens=20", "template=none",
                     "ignore_eos=true", f"output={tmp_path / 'out.json'}", *more) == 0
-        return json.loads((tmp_path / "out.json").read_text())
+        return token_ids(tmp_path / "out.json")
 
-    ar = written("pipeline_type=ar")["token_ids"]
-    assert len(ar) == 20 == len(written("draft=model", f"draft_dir={out / 'ssm1'}")["token_ids"])
-    both = f"ssm={out / 'ssm1'},{out / 'ssm2'}"
-    for more in (["draft=model", f"draft_dir={out / 'ssm1'}"], ["pipeline_type=specinfer", both],
+    ar = written("pipeline_type=ar")
+    both = f"ssm={trained / 'ssm1'},{trained / 'ssm2'}"
+    assert len(ar) == 20
+    for more in (["draft=model", f"draft_dir={trained / 'ssm1'}"], ["pipeline_type=specinfer", both],
                  ["pipeline_type=specinfer", both, "expansion=2,1,2"]):
-        assert written(*more)["token_ids"] == ar
+        assert written(*more) == ar
 
 
-def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, tmp_path):
-    out = tmp_path / "out"
-    assert main(words(pair, questions, out)) == 0
-    record = json.loads((out / "training.json").read_text())
+def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, trained):
     measured = MeasureKeys(dtype="float32", threads=1)
     target = open_pair(str(pair[0]), measured)
     held = prompts_of(questions, 2000, 0)[:3]
-    found = [open_pair(str(out / name), measured) for name in ("ssm1", "ssm2")]
+    found = [open_pair(str(trained / name), measured) for name in ("ssm1", "ssm2")]
     tokens = 0
     passes = 0
     for prompt in held:
@@ -200,13 +209,12 @@ def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_o
                          ids) for one in found]
         tokens += len(ids) - 1
         passes += merged_passes(rank_DN, [1, 1, 3, 1, 1, 1, 1, 1])
-    figures = record["tokens_per_pass"]["ssm1 and ssm2, merged"]
+    figures = record_of(trained)["tokens_per_pass"]["ssm1 and ssm2, merged"]
     assert figures["1,1,3,1,1,1,1,1"] == round(tokens / passes, 3)
 
 
-def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch, capsys):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(words(pair, questions, whole)) == 0
+def test_an_interruption_changes_nothing(pair, questions, trained, tmp_path, monkeypatch, capsys):
+    broken = tmp_path / "broken"
     advance, steps = Course.advance, []
 
     def stop(course):
@@ -221,8 +229,8 @@ def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch,
     monkeypatch.setattr(Course, "advance", advance)
     assert main(words(pair, questions, broken)) == 0
     for name in ("ssm1", "ssm2"):
-        assert same(*(load_file(out / name / "model.safetensors") for out in (whole, broken)))
-    assert (whole / "training.json").read_text() == (broken / "training.json").read_text()
+        assert same(*(load_file(out / name / "model.safetensors") for out in (trained, broken)))
+    assert record_of(trained) == record_of(broken)
     assert main(words(pair, questions, broken, "--stretch", "3")) == 2
     assert "belongs to a training with stretch=2 instead of 3" in capsys.readouterr().err
     assert main(words(pair, questions, broken, "--seed", "1")) == 2

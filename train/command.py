@@ -5,13 +5,14 @@ import argparse
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import torch
 from accelerate import Accelerator
 
 from config.dialect import OptionParser
 from config.files import check_folder
+from config.old_names import OLD_OPTIONS
 from launch.spec import device_named
 from model.text import AUTO, CONVERSATIONS, OWN
 
@@ -41,6 +42,13 @@ class Options(OptionParser):
         self.number("--save-every", (1, 1 << 40), checkpoint_steps, about)
         self.add_argument("--device", default="auto", help="cpu or cuda; auto: cuda if available")
         self.number("--threads", (1, 1 << 10), None, "threads for arithmetic; default: torch's choice")
+
+    def error(self, message: str) -> NoReturn:
+        """End the command because of wrong words; an option of an earlier version is answered with what to do."""
+        for old_option, advice in OLD_OPTIONS.items():
+            if old_option in message.split():
+                message = f"unknown option {old_option}: {advice}"
+        super().error(message)
 
     def check(self, args: Namespace) -> None:
         """Raise ValueError for a number out of its bounds."""
