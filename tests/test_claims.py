@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from config.presets import TOY
-from eval.bench import QUESTIONS, decoders_of, request, speed
+from eval.bench import QUESTIONS, decoders_of, request_for, speed
 from launch.pipeline import Pipeline
 
 PAPER = {"min_probability": 0, "expand_depth": 6, "ablate": ""}  # the trees of the paper
@@ -16,7 +16,7 @@ def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float
     found = {}
     with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=32, **PAPER, **options) as pipeline:
         for method, decoder in decoders_of(pipeline, methods).items():
-            found[method] = speed([decoder.complete(request(pipeline, question)) for question in QUESTIONS[:1]])
+            found[method] = speed([decoder.complete(request_for(pipeline, question)) for question in QUESTIONS[:1]])
     return found
 
 

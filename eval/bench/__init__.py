@@ -5,6 +5,7 @@ This module has their common parts: questions, the decoders of methods, the spee
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from dataclasses import replace
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
@@ -13,12 +14,12 @@ from launch.pipeline import Pipeline
 from pipeline.answers import Answer, Request
 from pipeline.decode import Decoder
 
-MAX_SIZE = 1 << 40  # more than memory allows
+WHOLE_NUMBER = re.compile("[1-9][0-9]{0,11}")  # up to more than memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 
 
-def request(pipeline: Pipeline, question: str) -> Request:
+def request_for(pipeline: Pipeline, question: str) -> Request:
     """Return the request for a question."""
     config = pipeline.config
     return pipeline.request(pipeline.prompt_ids(question, config.template), config, config.stop)
@@ -26,14 +27,13 @@ def request(pipeline: Pipeline, question: str) -> Request:
 
 def decoders_of(pipeline: Pipeline, methods: Iterable[str]) -> dict[str, Decoder]:
     """Return the decoders of these methods on one pipeline."""
-    runs = {method: replace(pipeline.config, pipeline_type=method) for method in methods}
-    return {method: pipeline.decoder_for(run) for method, run in runs.items()}
+    return {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in methods}
 
 
 def speed(answers: Sequence[Answer]) -> float:
     """Return the tokens per second of these answers, including the prefill."""
-    seconds = sum(answer.seconds for answer in answers)
-    return sum(answer.new_tokens for answer in answers) / seconds
+    total_seconds = sum(answer.seconds for answer in answers)
+    return sum(answer.new_tokens for answer in answers) / total_seconds
 
 
 class Cost(NamedTuple):
@@ -52,7 +52,6 @@ def cost(call: Callable[..., object], *args: Any) -> Cost:
 
 def whole_number(text: str) -> int:
     """Return a whole number from 1 on, for argparse."""
-    is_number = text.isascii() and text.isdigit()
-    if not is_number or not 1 <= int(text[:20]) <= MAX_SIZE:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {MAX_SIZE}")
+    if not WHOLE_NUMBER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a number from 1, of at most 12 digits")
     return int(text)

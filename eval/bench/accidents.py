@@ -21,17 +21,17 @@ from config.keys import raw_values, with_defaults
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
 from eval.bench import QUESTIONS
-from eval.bench.places import PLACES, PROCESSES, Place, opened
+from eval.bench.places import NAMESPACES, PLACES, PROCESSES, Place, opened
 from eval.tables import NOT_MEASURED, in_columns, save
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 
 DEFAULT_KEYS = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover": "180", "temperature": "1",
-         "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}
+                "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4",
+                "accidents": "100", "places": f"{PROCESSES},{NAMESPACES}", "csv": ""}
 METHOD_KEYS: dict[str, dict[str, str]] = {
     "dsi": {"replicas": "2", "lookahead": "4"}, "specinfer": {"ssm": "toy/draft_a"}}
 AT_ONCE = 1, 4  # answers under way at once
-COMMAND_KEYS = {"accidents": "100", "places": f"{PROCESSES},{PLACES[1]}", "csv": ""}
 SOON_SHARE = 0.25  # of the accidents after another one, the share that happen before the ranks have recovered from it
 SOON_SECONDS = 2.0  # seconds within which these happen
 LATEST_SHARE = 0.8  # share of the tokens by which the last accident happens
@@ -39,8 +39,6 @@ COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost"
 HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
 Texts = Dict[int, List[int]]  # the first text of each question's answer: all methods write the same
 Row = Dict[str, Any]  # an accident, by COLUMNS
-Words = Sequence[str]
-Options = Mapping[str, str]
 
 
 class Case(NamedTuple):
@@ -66,7 +64,7 @@ class Accident(NamedTuple):
 
 def accidents(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench accidents`; return its exit code, 1 if an answer was lost or changed."""
-    preset, *words = with_defaults(argv, {**DEFAULT_KEYS, **COMMAND_KEYS}, TOY_PRESET)
+    preset, *words = with_defaults(argv, DEFAULT_KEYS, TOY_PRESET)
     options = raw_values(words)
     place_names = options.pop("places").split(",")
     typed_count, csv_path = options.pop("accidents"), options.pop("csv")
@@ -87,7 +85,9 @@ def accidents(argv: list[str]) -> int:
             bar.set_description(f"{place_name}, {method}, {at_once} at once")
             if count:
                 case = Case(i, place_name, method, at_once, count)
-                rows += rows_of(case, words_of(preset, method, options), texts)
+                keys = {**METHOD_KEYS.get(method, {}), **options, "pipeline_type": method,
+                        "max_requests": str(max(AT_ONCE))}
+                rows += rows_of(case, preset, keys, texts)
 
             bar.update(count)
             if csv_path:
@@ -95,13 +95,6 @@ def accidents(argv: list[str]) -> int:
 
     print(table(rows))
     return int(any(row["lost"] or row["changed"] for row in rows))
-
-
-def words_of(preset: str, method: str, options: Options) -> list[str]:
-    """Return the arguments of a pipeline for this method."""
-    keys = {**METHOD_KEYS.get(method, {}), **options, "pipeline_type": method}
-    keys["max_requests"] = str(max(AT_ONCE))
-    return [preset, *(f"{key}={value}" for key, value in keys.items())]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -129,11 +122,11 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 # --- answers, and accidents that happen to them -----------------------------------------------------------------------
 
-def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
+def rows_of(case: Case, preset: str, keys: Mapping[str, str], texts: Texts) -> Iterator[Row]:
     """Yield a row for each accident of a case, which has its own pipeline; the case's round is the random seed."""
     random = Random(case.round)
     with tempfile.TemporaryDirectory() as folder, \
-            opened(case.place_name, words, Path(folder), random) as (pipeline, place_of_ranks):
+            opened(case.place_name, preset, keys, Path(folder), random) as (pipeline, place_of_ranks):
         questions = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*questions}:
             undisturbed = answer_under_accidents(pipeline, place_of_ranks, [], questions)
@@ -154,10 +147,10 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
             yield dict(zip(COLUMNS, row_cells))
 
 
-def planned(place_of_ranks: Place, kinds: Words, num_tokens: int) -> list[Accident]:
+def planned(place_of_ranks: Place, kinds: Sequence[str], num_tokens: int) -> list[Accident]:
     """Return accidents of these kinds, in order, at random moments of answers with `num_tokens` tokens in total."""
-    random, latest = place_of_ranks.random_source, int(LATEST_SHARE * num_tokens) or 1
-    moments = sorted(random.randrange(latest) for _ in kinds)
+    random = place_of_ranks.random_source
+    moments = sorted(int(random.uniform(0.0, LATEST_SHARE * num_tokens)) for _ in kinds)
 
     case_accidents: list[Accident] = []
     for kind, num_tokens_before in zip(kinds, moments):

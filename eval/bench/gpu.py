@@ -10,7 +10,6 @@ import platform
 import shutil
 import subprocess
 import threading
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
@@ -24,7 +23,7 @@ from torch import Tensor
 from config.dialect import OptionParser
 from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
-from eval.bench import QUESTIONS, cost, decoders_of, request, whole_number
+from eval.bench import QUESTIONS, cost, decoders_of, request_for, whole_number
 from eval.results import current_commit
 from eval.tables import markdown
 from launch.pipeline import Pipeline
@@ -68,12 +67,12 @@ Check = Callable[[GpuOptions], Lines]
 
 def machine_facts(options: GpuOptions) -> Lines:
     """The device, the versions, and the speed of its memory."""
-    is_cuda = torch.device(options.device).type == "cuda"
-    cpu_name = f"CPU, {platform.processor() or 'unknown'}"
-    device_name = torch.cuda.get_device_name(options.device) if is_cuda else cpu_name
+    device_name = f"CPU, {platform.processor() or 'unknown'} (**no GPU: this page shows nothing about one**)"
+    if torch.device(options.device).type == "cuda":
+        device_name = torch.cuda.get_device_name(options.device)
     commit = current_commit() or "of an unknown commit"
 
-    yield f"- device: {device_name}" + ("" if is_cuda else " (**no GPU: this page shows nothing about one**)")
+    yield f"- device: {device_name}"
     yield f"- torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"- FlowSpec {commit}, {date.today()}"
     yield f"- a copy reads and writes {copy_bandwidth(options) / 1e9:.0f} GB/s"
@@ -101,7 +100,7 @@ def text_differences(options: GpuOptions) -> Lines:
     """Whether all methods over the ring write one text, by number type, temperature and stages."""
     heading = ("number type", "temperature", "stages", "methods with the text of `ar`", "others, from which token on")
     rows = []
-    for number_type in ProgressBar(NUMBER_TYPES, desc="texts", unit="type"):
+    for number_type in NUMBER_TYPES:
         reference: dict[float, list[int]] = {}
         for stages in ("1", "3"):
             with open_toy(options, dtype=number_type, stages=stages) as pipeline:
@@ -122,7 +121,7 @@ def open_toy(options: GpuOptions, **keys: str) -> Pipeline:
 
 def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tokens: int) -> list[int]:
     """Return the token ids of an answer to the question."""
-    question = request(pipeline, QUESTION)
+    question = request_for(pipeline, QUESTION)
     sampled = replace(question, sampler=Sampler(temperature, seed=1), max_new_tokens=num_tokens, end=frozenset())
     return list(decoder.complete(sampled).token_ids)
 
@@ -197,7 +196,8 @@ class TimedLayer(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """The bytes of its weights."""
-        return sum(weights.numel() * weights.element_size() for weights in self.stage.part.parameters())
+        layer: Any = self.stage.part
+        return sum(weights.numel() * weights.element_size() for weights in layer.parameters())
 
 
 def timed_layer(options: GpuOptions, number_type: str, quant: str = "none") -> TimedLayer:
@@ -220,8 +220,7 @@ def layer_times(options: GpuOptions) -> Lines:
     bandwidth = copy_bandwidth(options)
     heading = ("weights", "MB", "ms to read them", *(f"{num_rows} rows, ms" for num_rows in STAGE_ROWS))
     rows = []
-    weight_types = [(name, "none") for name in NUMBER_TYPES] + list(QUANTIZED_FORMS)
-    for number_type, quant in ProgressBar(weight_types, desc="a layer's time", unit="type"):
+    for number_type, quant in (*((name, "none") for name in NUMBER_TYPES), *QUANTIZED_FORMS):
         label = number_type if quant == "none" else f"{number_type}, {quant}"
         try:
             layer = timed_layer(options, number_type, quant)
@@ -247,7 +246,7 @@ def way_over_the_cpu(options: GpuOptions) -> Lines:
         host_TD = segment_TD.cpu()
         there = least_seconds(options, segment_TD.cpu)
         back = least_seconds(options, lambda: host_TD.to(options.device)[0, 0].item())  # noqa: B023
-        num_bytes = host_TD.numel() * host_TD.element_size()
+        num_bytes = 2 * options.hidden * num_rows
         rows.append([f"{num_rows}", f"{num_bytes / 1e3:.0f}", f"{1e6 * there:.0f}", f"{1e6 * back:.0f}"])
 
     yield from markdown(heading, rows)
@@ -271,12 +270,10 @@ def energy(options: GpuOptions) -> Lines:
             answer_ids(pipeline, decoder, 0.0, options.num_tokens)  # loads what the first answer needs
 
             with sampled_power() as samples:
-                started_at = time.monotonic()
-                tokens = answer_ids(pipeline, decoder, 0.0, 4 * options.num_tokens)
-                seconds = time.monotonic() - started_at
+                num_tokens = 4 * options.num_tokens
+                token_seconds = cost(answer_ids, pipeline, decoder, 0.0, num_tokens).wall / num_tokens
             watts = mean(samples) if samples else float("nan")
-            joules = watts * seconds / len(tokens)
-            rows.append([method, f"{len(tokens) / seconds:.1f}", f"{watts:.0f}", f"{joules:.2f}"])
+            rows.append([method, f"{1 / token_seconds:.1f}", f"{watts:.0f}", f"{watts * token_seconds:.2f}"])
 
     yield from markdown(heading, rows)
 

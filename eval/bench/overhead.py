@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Sequence
 from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
 from config.run_config import RunConfig
-from eval.bench import QUESTIONS, request
+from eval.bench import QUESTIONS, request_for
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
@@ -52,19 +52,19 @@ def compare(pipeline: Pipeline) -> None:
         "preset": preset}
 
     # answers
-    all_speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
-        question_request, texts = request(pipeline, question), set()
+        question_request, texts = request_for(pipeline, question), set()
         for name, decoder in decoders.items():
             with pipeline.rank.trace.span(name if i else "warm-up"):
                 answer = decoder.complete(question_request)
             texts.add(tuple(answer.token_ids))
-            all_speeds[name].append(answer.tokens_per_second)
+            if i:
+                speeds[name].append(answer.tokens_per_second)
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
 
     # table
     print("tokens/s, median of five answers in one run")
-    speeds = {name: decoder_speeds[1:] for name, decoder_speeds in all_speeds.items()}
     for name, decoder_speeds in speeds.items():
         label = name if name == "ar" else f"{pipeline.config.pipeline_type}, {name}"
         ratio = median(speed / ar_speed for speed, ar_speed in zip(decoder_speeds, speeds["ar"]))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
-from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
@@ -37,9 +38,8 @@ SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.h
 NUM_LAYERS = 2  # of a model of those sizes
 BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
 HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
-Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes this many tokens after it
-JobKey = Tuple[str, int, int]  # the program's name, and the tokens of the prompt and of the answer
-Costs = Mapping[JobKey, Sequence[Cost]]
+Ask = Callable[[List[int], int], object]  # reads a prompt of token ids, and writes this many tokens after it
+Costs = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, tokens of the prompt and of the answer
 
 
 def peers(argv: list[str]) -> int:
@@ -92,12 +92,8 @@ def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
             model_dir=str(model_dir / "split"), stages="1", link="threads", pipeline_type="ar", dtype=dtype,
             quant=quant, quant_head=quant_head, max_length=CONTEXT, threads_per_rank=num_threads, ignore_eos=True,
             template="none"))
-        yield f"ours, {described(dtype, quant)}", ours(pipeline)
-
-
-def described(dtype: str, quant: str) -> str:
-    """Return the name of a form."""
-    return {"auto": "as in the file", "none": dtype}.get(quant, quant)
+        names = {"auto": "as in the file", "none": dtype}
+        yield f"ours, {names.get(quant, quant)}", ours(pipeline)
 
 
 def llama_cpp(gguf_path: Path, num_threads: int) -> Ask:
@@ -133,10 +129,7 @@ def of_transformers(folder: Path, dtype: str) -> Ask:
 
 def ours(pipeline: Pipeline) -> Ask:
     """Return plain decoding on a pipeline of one stage."""
-    def ask(prompt: list[int], num_tokens: int) -> None:
-        pipeline.generate(prompt, max_new_tokens=num_tokens)
-
-    return ask
+    return lambda prompt, num_tokens: pipeline.generate(prompt, max_new_tokens=num_tokens)
 
 
 # --- their costs ------------------------------------------------------------------------------------------------------
@@ -147,41 +140,32 @@ def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -
     The programs alternate, so that a disturbance affects all of them. Every other turn runs them in reverse, since the
     second finds the processor's caches warm. The first turn warms up and does not count.
     """
-    jobs: dict[JobKey, Callable[[], Cost]] = {}
+    tasks = [(PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)]
+    costs = defaultdict(list)
     with ExitStack() as open_pipelines:
-        for name, ask in _opened(gguf_path, model_dir, num_threads, open_pipelines):
-            prompts_and_answers = (PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)
-            for length, num_tokens in prompts_and_answers:
-                prompt = list(range(100, 100 + length))
-                jobs[name, length, num_tokens] = partial(cost, ask, prompt, num_tokens)
-
-        costs: dict[JobKey, list[Cost]] = {key: [] for key in jobs}
+        asks = dict(_opened(gguf_path, model_dir, num_threads, open_pipelines))
+        jobs = list(product(asks, tasks))
         for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
-            for key in reversed(list(jobs)) if turn % 2 else jobs:
-                costs[key].append(jobs[key]())
+            for name, (length, num_tokens) in reversed(jobs) if turn % 2 else jobs:
+                prompt = list(range(100, 100 + length))
+                costs[name, length, num_tokens].append(cost(asks[name], prompt, num_tokens))
     return {key: repeated[1:] for key, repeated in costs.items()}
 
 
 def table(costs: Costs) -> list[list[str]]:
     """Return a row per program: tokens/s of plain decoding and ms of prompts, elapsed and processor, with ratios."""
-    least_costs = {key: Cost(*map(min, zip(*repeated))) for key, repeated in costs.items()}
-
-    def seconds_of(name: str) -> list[float]:
-        """Return the elapsed, then the processor seconds of a token and of each prompt."""
-        seconds = []
-        for clock in ("wall", "processor"):
-            prompt_seconds = [getattr(least_costs[name, length, 1], clock) for length in PROMPT_LENGTHS]
-            answer_seconds = getattr(least_costs[name, PROMPT_LENGTHS[0], NUM_TOKENS], clock)
+    seconds_by_name: dict[str, list[float]] = defaultdict(list)
+    for clock in range(len(Cost._fields)):
+        least = {key: min(repeated[clock] for repeated in costs[key]) for key in costs}
+        for name in dict.fromkeys(name for name, _, _ in costs):
+            prompt_seconds = [least[name, length, 1] for length in PROMPT_LENGTHS]
+            answer_seconds = least[name, PROMPT_LENGTHS[0], NUM_TOKENS]
             token_seconds = max(answer_seconds - prompt_seconds[0], 1e-9) / (NUM_TOKENS - 1)
-            seconds += [token_seconds, *prompt_seconds]
-        return seconds
-
-    first_name, *_ = names = dict.fromkeys(name for name, _, _ in costs)
-    first_seconds = seconds_of(first_name)
+            seconds_by_name[name] += [token_seconds, *prompt_seconds]
 
     rows = []
-    for name in names:
-        seconds = seconds_of(name)
+    first_seconds = next(iter(seconds_by_name.values()))
+    for name, seconds in seconds_by_name.items():
         figures = [1 / seconds[0], *(1e3 * value for value in seconds[1:])]
         ratios = [first / other for first, other in zip(first_seconds, seconds)]
         rows.append([name, *(f"{figure:.1f} ({ratio:.2f})" for figure, ratio in zip(figures, ratios))])
@@ -217,10 +201,10 @@ def write_random(like: Path, path: Path, num_layers: int) -> None:
     matrix("token_embd.weight", vocab_size, hidden)
     norm("output_norm.weight")
     for layer in range(num_layers):
-        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"blk.{layer}.{part}.weight", hidden, hidden)
-        for part in ("ffn_gate", "ffn_up"):
-            matrix(f"blk.{layer}.{part}.weight", intermediate, hidden)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(f"blk.{layer}.{name}.weight", hidden, hidden)
+        for name in ("ffn_gate", "ffn_up"):
+            matrix(f"blk.{layer}.{name}.weight", intermediate, hidden)
         matrix(f"blk.{layer}.ffn_down.weight", hidden, intermediate)
         norm(f"blk.{layer}.attn_norm.weight")
         norm(f"blk.{layer}.ffn_norm.weight")

@@ -20,7 +20,6 @@ from threading import Event, Thread
 from typing import BinaryIO, Iterator, Mapping, Sequence
 
 from cluster import processes
-from config.keys import raw_values
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.pipeline import Pipeline
@@ -29,7 +28,8 @@ from launch.ranks import environment_kept
 from launch.split.write import split
 from launch.words import resolve
 
-PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
+PROCESSES, NAMESPACES = "processes", "namespaces"
+PLACES = PROCESSES, NAMESPACES, "loopback"
 KINDS = "kill", "stop"  # of accidents, everywhere
 DISK_SIZE = 32 << 20  # bytes
 CHECK_SECONDS = 0.05  # between two checks for boards that have ended
@@ -77,7 +77,6 @@ class Place:
 
     def strike(self, kind: str, rank: int) -> None:
         """Cause an accident of this kind to a rank; return when it is over, except for the recovery of others."""
-        assert kind in self.kinds, (kind, self.kinds)
         getattr(self, f"_{kind}")(rank)
 
     def signal(self, rank: int, signal_number: int) -> None:
@@ -192,9 +191,7 @@ class Boards(Place):
                     self._running[rank] = self._start(rank)
 
     def _start(self, rank: int, **other_keys: str) -> subprocess.Popen[bytes]:
-        keys = {**self.keys_of(rank), **other_keys}
-        words = [self.preset, *(f"{key}={value}" for key, value in keys.items())]
-
+        words = words_of(self.preset, {**self.keys_of(rank), **other_keys})
         enter_space = ["ip", "netns", "exec", self.spaces[rank]] if self.spaces else []
         command = [*enter_space, "bash", str(ROOT / "run_jetson.sh"), *words]
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
@@ -247,18 +244,16 @@ def free_port() -> int:
 # --- a pipeline and the place of its ranks ----------------------------------------------------------------------------
 
 @contextmanager
-def opened(place_name: str, words: Sequence[str], folder: Path,
+def opened(place_name: str, preset: str, typed_keys: Mapping[str, str], folder: Path,
            random_source: Random) -> Iterator[tuple[Pipeline, Place]]:
-    """Yield the pipeline for a command's arguments, and the place of this name; `folder` is for its files.
+    """Yield the pipeline of a preset with these keys, and the place of this name; `folder` is for its files.
 
     Its trace is on a small disk, which accidents can fill, if this user may create one.
     """
-    preset, *key_words = words
-    run_config = resolve(words).keys.run
+    run_config = resolve(words_of(preset, typed_keys)).keys.run
     prepared = prepare(run_config)
     # Boards must refuse the part of another split since it differs from rank 0's, not since another one was named.
-    keys = raw_values(key_words)
-    keys.update(model_dir=str(prepared.folder), stages="")
+    keys = {**typed_keys, "model_dir": str(prepared.folder), "stages": ""}
     ranks, kinds = range(1, prepared.placement.world), [*KINDS]
 
     with ExitStack() as opened_contexts:
@@ -288,6 +283,11 @@ def opened(place_name: str, words: Sequence[str], folder: Path,
             os.environ["NODE_RANK"] = "0"
             pipeline = opened_contexts.enter_context(Pipeline.open(preset, **boards.keys_of(0)))
         yield pipeline, boards
+
+
+def words_of(preset: str, keys: Mapping[str, str]) -> list[str]:
+    """Return the arguments of a command."""
+    return [preset, *(f"{key}={value}" for key, value in keys.items())]
 
 
 def split_otherwise(run_config: RunConfig, stages: Sequence[int], folder: Path) -> bool:
