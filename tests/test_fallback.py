@@ -129,7 +129,7 @@ def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tm
     with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", max_new_tokens=200,
                        ignore_eos=True, temperature=1.0) as pipeline:
         for name, decoder in bench.decoders_of(pipeline, ("ar", "continuous", "streaming")).items():
-            answer = decoder.complete(bench.request(pipeline, "What does a baker do?"))
+            answer = decoder.complete(bench.request_for(pipeline, "What does a baker do?"))
             speeds[name] = answer.tokens_per_second
             shown = f"Guessing rested for {answer.plain_tokens} of the {answer.new_tokens} tokens" in table([answer])
             assert shown == (answer.plain_tokens > 100) == (name != "ar")
