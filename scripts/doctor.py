@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from cluster.board import addresses as _addresses
-from config.console import EXIT_WRONG, NEEDED_PACKAGES, enter, run, say
+from config.console import NEEDED_PACKAGES, enter, run
 from config.presets import ROOT, STORY_PROMPT
 from config.schema.untrusted import reason
 from launch.available import available
@@ -320,14 +320,15 @@ def main(argv: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # packages warn and log about themselves; the findings are printed here
     logging.disable(logging.CRITICAL)
 
+    return run(report, words)
+
+
+def report(words: Sequence[str]) -> int:
+    """Print all findings; return the exit code, 1 if something required is missing."""
     num_missing = 0
-    try:
-        for finding in examine(words):
-            num_missing += bool(finding.remedy) and finding.needed
-            print(finding, flush=True)
-    except ValueError as error:
-        say(str(error))
-        return EXIT_WRONG
+    for finding in examine(words):
+        num_missing += bool(finding.remedy) and finding.needed
+        print(finding, flush=True)
 
     missing_text = f"{num_missing} of the required things {'is' if num_missing == 1 else 'are'} missing."
     print(f"\n{missing_text if num_missing else 'Everything that is required is present.'}")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from config.console import command
+from config.dialect import OptionParser
 from config.files import check_folder
+from config.presets import ROOT, TOY
 from toy.corpus import dialogues as corpus
 from toy.recipe import llama, pack, teach, tokenizer
 from toy.recipe.llama import OptShape, Shape
 from toy.recipe.train import Hyperparameters
 
 Make = Callable[[str, Path, Path], None]
-ROOT = Path(__file__).resolve().parent.parent
-TOY = ROOT / "toy"
 HEAD_STEPS = ("head", "deep")  # steps that create heads
 DIALOGUES, SOURCE_BYTES = 72_000, 3_000_000
 # The training and size of each model of a family: the chat model, which has the family's name, then its drafters.
@@ -71,8 +71,8 @@ def drafters(family: str, work_dir: Path, out_dir: Path) -> None:
     for process in processes:
         process.join()
         if process.exitcode:
-            raise SystemExit("make_toy: a drafter failed, see its message above; `make_toy drafters` continues from "
-                             "its last checkpoint")
+            raise ValueError("a drafter failed, see its message above; `make_toy drafters` continues from its last "
+                             "checkpoint")
 
     for model_name in model_settings:
         tokenizer.copy(out_dir / family, out_dir / model_name)
@@ -145,27 +145,22 @@ def run(family: str, chosen_steps: Sequence[str], work_dir: Path, out_dir: Path)
         make(family, work_dir, out_dir)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.make_toy", description=__doc__, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+@command
+def main(argv: Sequence[str]) -> int:
+    parser = OptionParser(prog="python3 -m scripts.make_toy", description=__doc__, epilog=EPILOG,
+                          formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"one or several of: {' '.join(STEPS)}")
     parser.add_argument("--work", type=Path, default=Path(".toy_work"),
                         help="corpus and checkpoints (default .toy_work)")
     parser.add_argument("--out", type=Path, default=TOY, help="where the models go (default toy/)")
     parser.add_argument("--family", choices=FAMILIES, default="llama",
                         help="family of the models to train (default llama)")
+    options = parser.parse_args(argv)
 
-    words = sys.argv[1:] if argv is None else argv
-    options = parser.parse_args([re.sub("^(family|work|out)=", r"--\1=", word) for word in words])
-
-    try:
-        possible_steps = [step for step in STEPS if options.family == "llama" or step not in HEAD_STEPS]
-        run(options.family, options.steps or possible_steps, options.work, options.out.resolve())
-    except (ValueError, OSError) as error:
-        print(f"make_toy: {error}", file=sys.stderr)
-        return 2
+    possible_steps = [step for step in STEPS if options.family == "llama" or step not in HEAD_STEPS]
+    run(options.family, options.steps or possible_steps, options.work, options.out.resolve())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -150,8 +150,8 @@ def _run(first_cell: int, text: str, colour: str) -> str:
     return f'<tspan x="{left:.1f}" textLength="{length:.1f}" fill="{fill}"{weight}>{escape(text)}</tspan>'
 
 
-def record(argv: Sequence[str]) -> int:
-    """Record a command; return the exit code."""
+@command
+def main(argv: Sequence[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-"):
         print(__doc__)
         return 0
@@ -161,8 +161,6 @@ def record(argv: Sequence[str]) -> int:
     print(f"{svg_path}: {len(frames)} frames, {os.path.getsize(svg_path) / 1e3:.0f} kB")
     return 0
 
-
-main = command(record)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

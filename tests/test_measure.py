@@ -54,7 +54,7 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
     (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
 def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, capsys):
     assert make_toy.main([word.replace("OUT", str(tmp_path / "out")) for word in words]) == 2
-    assert capsys.readouterr().err.startswith(f"make_toy: {message}")
+    assert capsys.readouterr().err.startswith(f"flowspec: {message}")
 
 
 @pytest.mark.parametrize("shape",

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from scripts.record import LAST_SECONDS, LINES, Shown, drawn, record, shown_lines
+from scripts.record import LAST_SECONDS, LINES, Shown, drawn, main, shown_lines
 
 EMPTY = [()] * (LINES - 2)
 FIRST, SECOND, OTHER = ((0, "first", "default"),), ((2, "<b>", "green"),), ((0, "other", "bold"),)
@@ -31,7 +31,7 @@ def test_the_picture_has_every_text_as_a_text_and_loads_nothing():
 def test_a_command_is_recorded_as_it_is_seen(tmp_path, capsys):
     pytest.importorskip("pyte")
     program = "print('one\\n\\033[32mtwo\\033[0m')"
-    assert record([str(tmp_path / "x.svg"), sys.executable, "-c", program]) == 0
+    assert main([str(tmp_path / "x.svg"), sys.executable, "-c", program]) == 0
     runs = ElementTree.parse(tmp_path / "x.svg").iter(f"{SVG}tspan")
     assert [(run.text, run.get("fill")) for run in runs] == [("one", "#d5d9e0"), ("two", "#7ee787")]
     assert "1 frames" in capsys.readouterr().out
