@@ -42,7 +42,7 @@ OLD_COMMANDS = {  # a measurement that is gone -> the command that comes closest
     "layers": "python3 -m scripts.doctor gpu --device cpu",
     "links": "python3 -m scripts.bench overhead",
     "planner": "python3 -m scripts.plan profile=NAME",
-    "real_time": "bash run_eval.sh profile=none stages=N",
+    "real_time": "bash run_eval.sh profile=none stages=2",
     "rpc": "python3 -m scripts.bench peers FILE.gguf",
     "stages": "python3 -m scripts.doctor gpu --device cpu",
 }
