@@ -77,12 +77,10 @@ def announce(config: EvalConfig) -> None:
     questions = all_questions(config, questions_by_set, config.chosen_methods)
     num_existing = len(questions.keys() & results.texts.keys())
     existing_text = f", of which {num_existing} exist" if num_existing else ""
-    last_seed = run.seed + config.repeats - 1
     set_sizes = [f"{name} ({len(chosen)})" for name, chosen in questions_by_set.items()]
-    emulated_text = f"a cluster that is {run.kind}, profile {run.profile}"
 
-    facts = {
-        "measured on": emulated_text if run.cluster else "this pipeline as it is",
+    plan = {
+        "times": f"{run.kind}, profile {run.profile}",
         "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
@@ -90,13 +88,14 @@ def announce(config: EvalConfig) -> None:
         "questions": ", ".join(set_sizes),
         "from": config.folder,
         "temperatures": config.temperatures,
-        "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
-        "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
+        "seed": run.seed,
+        "repeats": config.repeats,
+        "at once": config.concurrency,
         "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{existing_text}",
         "results": os.path.abspath(config.results)}
 
     if SWEEP_POINT not in os.environ:
-        lines = [f"  {name:<14}{value}" for name, value in facts.items()]
+        lines = [f"  {name:<14}{value}" for name, value in plan.items()]
         print("\n".join(["evaluation", *lines]), flush=True)
 
 

@@ -58,12 +58,10 @@ class MeasureKeys(Checked):
         yield from super().problems()
         yield from wrong_list("sets", self.sets, self.chosen_sets)
         yield from problems_of_sets(self.chosen_sets)
-        if self.do_sample and not self.temperature:
-            yield "temperature=0 draws nothing: give a temperature above 0, or do_sample=false for the likeliest token"
-        if self.do_sample and not self.top_p:
-            yield "top_p=0 leaves no token to draw: give top_p above 0, or do_sample=false for the likeliest token"
         for name in ("temperature", "top_p"):
             value = getattr(self, name)
+            if self.do_sample and not value:
+                yield f"{name}=0 draws nothing: give a {name} above 0, or do_sample=false for the likeliest token"
             if not self.do_sample and value != 1:
                 yield f"{name}={value:g} counts only where tokens are drawn: add do_sample=true, or leave it out"
 

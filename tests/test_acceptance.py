@@ -121,11 +121,11 @@ def test_a_drafter_with_other_tokens_is_refused_by_name(target, tmp_path):
         return open_model(str(folder), CONFIG)
 
     check_pair(target, target)
-    with refused("the token 'a' is 4 for the drafter in"):
+    with refused("has other tokens than the target in"):
         check_pair(target, other("swapped", "tokenizer.json", '"a": 3', '"a": 4'))
-    with refused("the special token 'eos_token' is '<unk>' for the drafter in"):
+    with refused("has other special tokens than the target in"):
         check_pair(target, other("special", "tokenizer_config.json", '"eos_token": "</s>"', '"eos_token": "<unk>"'))
-    with refused("has vocab_size 4096, but the target in"):
+    with refused("has other numbers of tokens than the target in"):
         check_pair(target, open_model(str(TOY / "draft_b"), CONFIG))
 
 

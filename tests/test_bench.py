@@ -84,7 +84,7 @@ def test_every_method_answers_every_question_at_every_temperature_by_turns(run, 
     shown = capsys.readouterr()
     assert "answers       12 of at most 6 tokens" in shown.out and f"results       {tmp_path / 'a'}\n" in shown.out
     assert shown.out.endswith(f"tables and plots: {tmp_path / 'a'}/report.md\n")
-    assert "12 answers, in" in shown.err and "100 %" in shown.err
+    assert "100 %" in shown.err
 
 
 def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(run, saved, tmp_path):

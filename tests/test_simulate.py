@@ -66,7 +66,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 MISTAKES = {  # the command with its words, and what is said of them
     "acceptance do_sample=true temperature=0": "temperature=0 draws nothing",
-    "acceptance do_sample=true top_p=0": "top_p=0 leaves no token",
+    "acceptance do_sample=true top_p=0": "top_p=0 draws nothing",
     "acceptance temperature=0.5": "temperature=0.5 counts only where tokens are drawn: add do_sample=true",
     "acceptance sets=c4:FILE": "c4 is no format of prompts: choose among cnn_dailymail, alpaca, mbpp, mbpp_docstring",
     "acceptance sets=qa,qa": "names something twice",
