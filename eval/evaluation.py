@@ -216,15 +216,12 @@ class Evaluation:
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
 
-        turn = {name: getattr(answer, name) for name in COPIED_FIELDS}
-        turn.update(prompt=request.prompt, turns=reader.text, requests=request_number, settled=settled)
-        turn.update(wall_time=answer.seconds / self.scale, ttft=answer.prefill_seconds / self.scale)
-
-        accepted_lengths = answer.accepted_lengths
-        turn.update(accepted_length=answer.mean_accepted_length, accept_lengths=accepted_lengths)
-        turn.update(idxs=max(len(accepted_lengths), 1) - 1)
-
-        return turn
+        accept_lengths = answer.accepted_lengths
+        return {**{name: getattr(answer, name) for name in COPIED_FIELDS},
+                "prompt": request.prompt, "turns": reader.text, "requests": request_number, "settled": settled,
+                "wall_time": answer.seconds / self.scale, "ttft": answer.prefill_seconds / self.scale,
+                "accepted_length": answer.mean_accepted_length, "accept_lengths": accept_lengths,
+                "idxs": max(len(accept_lengths), 1) - 1}
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
         """Return an answer's line: EAGLE's and Spec-Bench's fields, then ours. See docs/evaluation.md."""

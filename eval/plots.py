@@ -22,9 +22,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 from config.files import SPACE_REMEDY, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
-from eval.keys import Contender  # noqa: E402
 from eval.metrics import NO_INTERVAL, Interval  # noqa: E402
-from eval.summary import BASELINES, MEAN, TemperatureView  # noqa: E402
+from eval.summary import MEAN, TemperatureView  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -179,18 +178,16 @@ def draw(views: Sequence[TemperatureView]) -> Iterator[str]:
 
 def _speed_ups(view: TemperatureView, path: Path, where: str) -> bool:
     """Draw speed-ups over the first baseline that has answers; return False without one, or without others."""
-    results = view.results
-    baseline = next((name for name in BASELINES if name in results.methods), None)
-    if baseline is None or len(results.contenders) < 2:
+    results, baseline = view.results, view.results.baseline
+    if baseline.method not in results.methods or len(results.contenders) < 2:
         return False
 
-    baseline_label = results.label(Contender(baseline, results.baseline_draft))
-    series, ratio_of = [], itemgetter(f"sr_{baseline}")
+    series, ratio_of = [], itemgetter(f"sr_{baseline.method}")
     for label, by_set in view.rows.items():
         cells = view.cells(label, ratio_of, NO_INTERVAL)
         series.append(Series(label, [*cells, ratio_of(by_set[MEAN])]))
 
-    bars(path, series, [*results.sets, MEAN], f"Speed-up over {baseline_label}, {where}", ("data set", "SR"))
+    bars(path, series, [*results.sets, MEAN], f"Speed-up over {results.label(baseline)}, {where}", ("data set", "SR"))
     return True
 
 

@@ -15,11 +15,10 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 from config.console import command
 from config.files import SPACE_REMEDY, write
 from eval import summary
-from eval.keys import Contender
 from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import ResultsFolder, missing, provenance, read
-from eval.summary import BASELINES, MEAN, Row, TemperatureView
+from eval.summary import MEAN, Row, TemperatureView
 from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
 
 TOO_LATE = 0.03  # share of the computing time
@@ -163,8 +162,8 @@ def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
 
 def _paper_table(view: TemperatureView) -> Lines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
-    results = view.results
-    ratio_column, baseline_label = _baseline_of(results)
+    results, baseline = view.results, view.results.baseline
+    ratio_column = f"sr_{baseline.method}"
     rows = {}
 
     for label, by_set in view.rows.items():
@@ -172,30 +171,24 @@ def _paper_table(view: TemperatureView) -> Lines:
         mean_row = by_set[MEAN]
         rows[label] = [*cells, f"{_shown(mean_row['xi'])} ({_interval(mean_row[ratio_column])})"]
 
-    title = f"Tokens per second, ξ, and in brackets the ratio to {baseline_label}, SR {view.where}"
+    title = f"Tokens per second, ξ, and in brackets the ratio to {results.label(baseline)}, SR {view.where}"
     return _table(title, [*results.sets, MEAN], rows)
 
 
 def _screen_table(view: TemperatureView) -> str:
     """Return table 1 as a terminal shows it: speeds alone, then the mean's ratio."""
-    ratio_column, baseline_label = _baseline_of(view.results)
+    results, baseline = view.results, view.results.baseline
     title = (f"\nTokens per second (ξ) at temperature {view.temperature:g}, and the ratio of the {MEAN} to "
-             f"{baseline_label} (SR) {view.where}:\n")
+             f"{results.label(baseline)} (SR) {view.where}:\n")
 
     table_rows = []
     for label, by_set in view.rows.items():
         speeds = view.cells(label, lambda row: _shown(row["xi"]), NOT_MEASURED)
         mean_row = by_set[MEAN]
-        table_rows.append([label, *speeds, _shown(mean_row["xi"]), _shown(mean_row[ratio_column])])
+        table_rows.append([label, *speeds, _shown(mean_row["xi"]), _shown(mean_row[f"sr_{baseline.method}"])])
 
-    heading = ["method", *view.results.sets, MEAN, "SR"]
+    heading = ["method", *results.sets, MEAN, "SR"]
     return f"{title}\n{in_columns(heading, table_rows, name_width=LABEL_WIDTH)}"
-
-
-def _baseline_of(results: ResultsFolder) -> tuple[str, str]:
-    """Return the column of the ratio to the baseline, and the baseline's label."""
-    baseline = next((name for name in BASELINES if name in results.methods), BASELINES[0])
-    return f"sr_{baseline}", results.label(Contender(baseline, results.baseline_draft))
 
 
 def _ratio_table(view: TemperatureView) -> Lines:

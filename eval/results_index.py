@@ -18,6 +18,7 @@ from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
 GROUP = ("method", "draft", "set", "temperature")
+BASELINES = ("naive", "ar")
 RESTORE = "delete it, or put it back; without it the report cannot say what is missing"
 Group = tuple  # method, draft, set, temperature
 
@@ -58,6 +59,12 @@ class ResultsFolder:
         config = self.env.get("config")
         baseline_draft = config and (config["baseline_draft"] or _drafts(config)[0])
         return baseline_draft if baseline_draft in self.drafts else [*self.drafts, "none"][0]
+
+    @property
+    def baseline(self) -> Contender:
+        """The baseline of the first table and of the plots: the first of BASELINES that has answers."""
+        method = next((name for name in BASELINES if name in self.methods), BASELINES[0])
+        return Contender(method, self.baseline_draft)
 
     @property
     def contenders(self) -> list[Contender]:

@@ -12,7 +12,6 @@ from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, Group, ResultsFolder, provenance
 from eval.tables import save
 
-BASELINES = ("naive", "ar")  # for the first table and the plots: the first that has answers
 MEAN = "mean"  # in place of a set: all sets
 ACTIVITIES = ("computed", "waited", "idle", "other")  # the parts of a rank's time
 BOUNDS = ("", "_low", "_high")  # suffixes of the columns of a value and its interval
