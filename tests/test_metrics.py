@@ -173,6 +173,11 @@ def test_shares_of_time_add_up():
     assert utilization(by_request(lines), []) == {}
 
 
+def written_lines(folder, rank):
+    """The lines of a rank's tally."""
+    return [json.loads(text) for text in (folder / f"rank_{rank}.jsonl").read_text().splitlines()]
+
+
 class Spans(NoTrace):
     """Another trace behind the tally."""
 
@@ -213,7 +218,7 @@ def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
         tally.note("sent", 0.0, kind="Prune", bytes=8)
         tally.note("late", time.monotonic() - 0.25)
     tally.close()
-    lines = [json.loads(text) for text in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
+    lines = written_lines(tmp_path, 1)
     assert [(x["rank"], x["request"], x["segments"], x["rows"], x["bytes"], x["control"]) for x in lines] == [
         (1, 0, 1, 3, 192, 8), (1, 1, 1, 2, 128, 8)]
     for message in lines:
@@ -234,7 +239,7 @@ def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     with tally.span("reset"):
         lane.close()
     tally.close()
-    (found,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
+    [found] = written_lines(tmp_path, 0)
     server = PROFILES["server"]
     assert (found["bytes"], found["control"]) == (size(messages[0], server), size(messages[1], server)) == (64, 16)
     assert found["late"] > 0
@@ -255,8 +260,7 @@ def test_what_is_late_while_a_stage_computes_belongs_to_the_request_of_its_first
         with tally.span("send", kind="Reset", nodes=[]):
             pass
     tally.close()
-    lines = [json.loads(text) for text in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
-    assert [found["late"] for found in lines] == [0.25, 0.25]
+    assert [found["late"] for found in written_lines(tmp_path, 1)] == [0.25, 0.25]
 
 
 def test_a_request_that_did_not_end_has_no_line(tmp_path):
@@ -265,4 +269,4 @@ def test_a_request_that_did_not_end_has_no_line(tmp_path):
         pass
     tally.close()
     tally.note("late", 0.0)
-    assert (tmp_path / "rank_2.jsonl").read_text() == ""
+    assert written_lines(tmp_path, 2) == []

@@ -29,6 +29,12 @@ def put(folder, **more):
         file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
+def put_environment(folder, start, **config):
+    """Write the env.json of a results folder: one start, and changes of the configuration."""
+    environment = {"starts": [start], "config": {**CONFIG, **config}, "machine": {}}
+    (folder / "env.json").write_text(json.dumps(environment))
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Two questions of two sets at temperature 0, of three methods, and what two ranks did meanwhile."""
@@ -46,8 +52,7 @@ def folder(tmp_path):
                 found = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
                 file.write(json.dumps({key: value
                                        for key, value in found.items() if key != "launch"}) + "\n")
-    (tmp_path / "env.json").write_text(json.dumps({"starts": [START],
-                                                   "config": CONFIG, "machine": {}}))
+    put_environment(tmp_path, START)
     return tmp_path
 
 
@@ -188,12 +193,12 @@ def test_what_is_spoiled_in_a_folder_is_named_by_file_and_line(folder, name, con
 
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
-    (folder / "env.json").write_text(json.dumps({
-        "starts": [{**START, "sets": "gone"}],
-        "config": {**CONFIG, "data": "nowhere"}, "machine": {}}))
+    put_environment(folder, {**START, "sets": "gone"}, data="nowhere")
     assert results.missing(results.read(folder)) == []
 
 
+START_OF_DRAFTS = {**START, "methods": "ar,naive,serial,continuous", "drafts": "eagle,model:DIR", "draft": "none",
+                   "sets": "qa", "temperatures": "0"}
 DRAFTED = {("ar", "none"): 8.0, ("naive", "eagle"): 4.0,
            ("naive", "model:DIR"): 2.0, ("serial", "model:DIR"): 4.0,
            ("continuous", "eagle"): 2.0, ("continuous", "model:DIR"): 1.0}
@@ -208,10 +213,7 @@ def drafted(tmp_path):
                 tokens=(16,), seconds=(seconds * question,),
                 ttft=[0.5 * question],
                 requests=[question - 1] if (method, draft) == ("continuous", "eagle") else [9])
-    start = {**START, "methods": "ar,naive,serial,continuous", "drafts": "eagle,model:DIR", "draft": "none",
-             "sets": "qa", "temperatures": "0"}
-    (tmp_path / "env.json").write_text(json.dumps({
-        "starts": [start], "config": {**CONFIG, "drafts": "eagle,model:DIR"}, "machine": {}}))
+    put_environment(tmp_path, START_OF_DRAFTS, drafts="eagle,model:DIR")
     path = tmp_path / "tally" / "0-ar" / "rank_0.jsonl"
     path.parent.mkdir(parents=True)
     flown = {**line(0, 0, 8.0), "first": 1.6,
@@ -242,9 +244,7 @@ def test_a_ratio_names_its_baseline_and_has_the_draft_of_the_first_or_of_the_row
 
 
 def test_another_draft_may_be_the_baseline_and_a_baseline_without_answers_has_no_column(drafted):
-    env = json.loads((drafted / "env.json").read_text())
-    env["config"]["baseline_draft"] = "model:DIR"
-    (drafted / "env.json").write_text(json.dumps(env))
+    put_environment(drafted, START_OF_DRAFTS, drafts="eagle,model:DIR", baseline_draft="model:DIR")
     (drafted / "answers" / "serial" / "qa-t0.jsonl").unlink()
     (drafted / "answers" / "ar" / "qa-t0.jsonl").unlink()
     text = reporting.report(drafted).read_text(encoding="utf-8")
