@@ -1,4 +1,4 @@
-"""The cost of a text as a sum over rounds or runs, each of accepted drafts and one more token: exact, and counted.
+"""The cost of a text as a sum over rounds or runs, each of accepted drafts and one more token: its mean, and counted.
 
 The costs are those of `formulas.py` (with its symbols), cut off at the end of the text. The last token is always the
 target's. So with `num_left` tokens to go, at most num_left - 1 drafts are useful, and no more are drafted.
@@ -8,15 +8,13 @@ R outcomes of each.
 """
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
-ENDLESS = 1 << 40  # more drafts than any text has tokens
 NEGLIGIBLE = 1e-20  # probability of outcomes that change no digit of a double
 
 
@@ -29,11 +27,6 @@ class DecodingRounds:
     lookahead: Array  # [C, 1]
     are_runs: bool = False  # runs continue until a rejection, while plain decoding goes on in parallel
     late: bool = False  # whether a run that accepts a multiple of k drafts pays for one more window (original)
-
-    @property
-    def max_accepted(self) -> Array:
-        """The most drafts that a round or run can accept, without regard to the end of the text."""
-        return np.full_like(self.lookahead, ENDLESS) if self.are_runs else self.lookahead
 
     def cost(self, num_left: Numbers, num_accepted: Array) -> Array:
         """Return the costs [C, R] of rounds or runs by their accepted drafts [C, R], with `num_left` tokens to go."""
@@ -66,54 +59,29 @@ def si(target: float, drafter: float, lookahead: Numbers) -> DecodingRounds:
 def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> DecodingRounds:
     """Return DSI in one of the two accountings. Raise ValueError for any other."""
     check_accounting(accounting)
-    rounds = si(target, drafter, lookahead)
-    return replace(rounds, are_runs=True, late=accounting == "original")
+    return DecodingRounds(target, drafter, doubles(lookahead).reshape(-1, 1), True, accounting == "original")
 
 
-# --- mean and deviation -----------------------------------------------------------------------------------------------
-
-class Moments(NamedTuple):
-    """The moments of the cost of a whole text, [C] each."""
-
-    mean: Array
-    deviation: Array
-
-
-def moments(decoding: DecodingRounds, acceptance: float, num_tokens: int) -> Moments:
-    """Return mean and standard deviation of the cost of `num_tokens` tokens, for C configurations.
+def mean_cost(decoding: DecodingRounds, acceptance: float, num_tokens: int) -> Array:
+    """Return the mean cost `[C]` of `num_tokens` tokens.
 
     `acceptance` is the probability that a draft is correct, the same for each draft and independent. A round or a run
-    depends on nothing before it. So mean E and variance V with some tokens left are sums over its outcomes, which
-    have costs C and probabilities p:
-
-        E(left) = sum p (C + E(left - tokens))
-        V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
+    depends on nothing before it. So the mean E with some tokens left is a sum over its outcomes, which have costs C and
+    probabilities p: E(left) = sum p (C + E(left - tokens)).
     """
-    a, num_configs = acceptance, len(decoding.lookahead)
-    means = np.zeros((num_configs, num_tokens + 1))  # index: tokens left
-    variances = np.zeros_like(means)
-
-    # the most accepted drafts of an outcome whose probability is not NEGLIGIBLE
-    max_likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1
-    max_outcomes = int(min(max_likely, max(1, decoding.max_accepted.max()), num_tokens))
-
-    config_rows = np.arange(num_configs)[:, None]
+    powers = acceptance ** np.arange(num_tokens)
+    num_likely = np.count_nonzero(powers > NEGLIGIBLE)
+    means = np.zeros((len(decoding.lookahead), num_tokens + 1))  # index: tokens left
     for num_left in range(1, num_tokens + 1):
         # outcomes: a rejection after each number of drafts, or all drafts accepted
-        all_accepted = np.minimum(decoding.max_accepted, num_left - 1).astype(np.int64)
-        before_rejection = np.arange(min(max_outcomes, num_left))
-        num_accepted = np.concatenate([np.minimum(before_rejection, all_accepted), all_accepted], axis=1)
+        max_accepted = np.minimum(np.inf if decoding.are_runs else decoding.lookahead, num_left - 1)
+        num_accepted = np.arange(min(num_left, num_likely, int(np.max(max_accepted)) + 1))
+        chance = np.select([num_accepted < max_accepted, num_accepted == max_accepted],
+                           [(1 - acceptance) * powers[num_accepted], powers[num_accepted]])
 
-        rejection_chance = np.where(before_rejection < all_accepted, (1 - a) * a ** before_rejection, 0.0)
-        chance = np.concatenate([rejection_chance, a ** all_accepted], axis=1)
-
-        left_after = num_left - 1 - num_accepted
-        total_cost = decoding.cost(num_left, num_accepted) + means[config_rows, left_after]
+        total_cost = decoding.cost(num_left, num_accepted) + means[:, num_left - 1 - num_accepted]
         means[:, num_left] = (chance * total_cost).sum(axis=1)
-
-        square = variances[config_rows, left_after] + (total_cost - means[:, num_left, None]) ** 2
-        variances[:, num_left] = (chance * square).sum(axis=1)
-    return Moments(means[:, num_tokens], np.sqrt(variances[:, num_tokens]))
+    return means[:, num_tokens]
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -8,11 +8,9 @@ order, as real events with immeasurable differences do; the same seed gives the 
 """
 from __future__ import annotations
 
-import heapq
 import random
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Callable, NamedTuple, Sequence
 
 Done = Callable[[], None]  # called at the end of a forward
@@ -45,10 +43,8 @@ class EventPlan:
 class Outcome(NamedTuple):
     """The result of a plan: times in ticks, the work of the target in forwards."""
 
-    commits: tuple[tuple[int, int], ...]  # pairs of a time and the number of tokens settled then
+    commits: list[tuple[int, int]]  # pairs of a time and the number of tokens settled then
     num_forwards: int  # of the target, including aborted ones
-    num_rejections: int
-    max_busy_servers: int  # largest number of servers that computed at the same time
 
     @property
     def ticks(self) -> int:
@@ -73,7 +69,7 @@ def decode(method: str, plan: EventPlan, is_correct: Sequence[bool]) -> Outcome:
 
 def _si(plan: EventPlan, is_correct: Sequence[bool], lookahead: int) -> Outcome:
     """Alternate between drafting k tokens and verifying them on one server; the last token of the text has no draft."""
-    now = num_settled = num_drafted = num_rejections = 0
+    now = num_settled = num_drafted = 0
     commits: list[tuple[int, int]] = []
     while num_settled < plan.num_tokens:
         # draft, then verify
@@ -86,10 +82,9 @@ def _si(plan: EventPlan, is_correct: Sequence[bool], lookahead: int) -> Outcome:
             num_accepted += 1
 
         num_drafted += num_drafts
-        num_rejections += num_accepted < num_drafts
         num_settled += num_accepted + 1
         commits.append((now, num_accepted + 1))
-    return Outcome(tuple(commits), len(commits), num_rejections, max_busy_servers=1)
+    return Outcome(commits, len(commits))
 
 
 @dataclass(eq=False)
@@ -102,8 +97,7 @@ class Worker:
     forward: Forward
     stops: bool = True  # whether it aborts a useless forward at once, or runs it to its end
     num_begun: int = 0  # number of forwards begun
-    task_number: int | None = None  # number of the current forward
-    end_time: int = 0  # time at which that ends
+    end: tuple[int, float] | None = None  # when the current one ends, and its order among those that end then
     done: Done | None = None  # called then, if the result is still useful
 
     @property
@@ -127,51 +121,41 @@ class DSI:
         self.drafter = Worker(plan.drafter)
         self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.num_servers)]
 
-        self.now = self.num_settled = self.num_rejections = self.max_busy_servers = 0
+        self.now = self.num_settled = 0
         self._commits: list[tuple[int, int]] = []
-
-        self._tasks: list[tuple[int, float, int, Worker]] = []  # a heap by end time
-        self._random, self._task_numbers = random.Random(plan.seed), count()
+        self._random = random.Random(plan.seed)
 
     def run(self) -> Outcome:
         """Simulate until all tokens are settled."""
         self.begin()
         while self.num_settled < self.plan.num_tokens:
-            end_time, _, task_number, worker = heapq.heappop(self._tasks)
-            if worker.task_number == task_number:  # else it was aborted
-                self.now, worker.task_number = end_time, None
-                on_end = worker.done or self._schedule  # a discarded result only leaves its worker idle
-                on_end()
-
-        num_forwards = sum(server.num_begun for server in self.servers)
-        return Outcome(tuple(self._commits), num_forwards, self.num_rejections, self.max_busy_servers)
+            end, worker = min((worker.end, worker) for worker in (self.drafter, *self.servers) if worker.end)
+            self.now, worker.end = end[0], None
+            on_end = worker.done or self._schedule  # a discarded result only leaves its worker idle
+            on_end()
+        return Outcome(self._commits, sum(server.num_begun for server in self.servers))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> list[Worker]:
         """The idle servers."""
-        return [server for server in self.servers if server.task_number is None]
+        return [server for server in self.servers if server.end is None]
 
     def compute(self, worker: Worker, done: Done) -> None:
         """Begin a forward and call `done` at its end."""
-        worker.task_number, worker.done = next(self._task_numbers), done
-        worker.end_time = self.now + worker.ticks
+        worker.end, worker.done = (self.now + worker.ticks, self._random.random()), done
         worker.num_begun += 1
-
-        heap_entry = worker.end_time, self._random.random(), worker.task_number, worker
-        heapq.heappush(self._tasks, heap_entry)
 
     def ask(self, done: Done) -> None:
         """Begin a forward on the idle server that takes the shortest time."""
         self.compute(min(self.free, key=lambda server: server.ticks), done)
-        self.max_busy_servers = max(self.max_busy_servers, len(self.servers) - len(self.free))
 
     def discard(self, worker: Worker) -> None:
         """Discard the current result of a worker. It is idle now, or after its forward if it does not stop at once."""
         worker.done = None
-        if worker.stops or worker.end_time == self.now:
-            worker.task_number = None
+        if worker.end and (worker.stops or worker.end[0] == self.now):
+            worker.end = None
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -185,7 +169,7 @@ class DSI:
     def _schedule(self) -> None:
         """Start work on idle workers."""
         last_position = self.plan.num_tokens - 1
-        if self.drafter.task_number is None and self.drafts_end < last_position:
+        if self.drafter.end is None and self.drafts_end < last_position:
             self.compute(self.drafter, self._draft_ended)
 
         if self._is_due:
@@ -227,9 +211,7 @@ class DSI:
             position = self.num_settled
             self.num_settled += 1
 
-            has_draft = position < self.drafts_end
-            is_accepted = has_draft and self.is_correct[position]
+            is_accepted = position < self.drafts_end and self.is_correct[position]
             if self.num_settled < self.plan.num_tokens and not is_accepted:
-                self.num_rejections += has_draft
                 return False
         return True

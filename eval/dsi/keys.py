@@ -10,7 +10,6 @@ from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
 COMMAND = "python3 -m scripts.simulate"
 COST = Range(0.000000001, 1_000_000_000)
-MAX_TOTAL_TOKENS = 20_000_000  # total tokens of all texts, which are kept in memory until the end
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,12 @@ class Simulation(Checked):
                    f"every {self.k * self.c:g} that takes {self.failure_cost:g} needs {min_servers}: give "
                    f"num_target_servers={min_servers} or more, 0 for as many as needed, or k={min_lookahead} or more")
 
-        if self.num_repeats * self.S > MAX_TOTAL_TOKENS:
-            yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens need too much memory: give "
-                   f"num_repeats={MAX_TOTAL_TOKENS // self.S} or less")
-
 
 @dataclass(frozen=True)
 class Offline(Simulation):
     """Compute the exact cost of a text by plain decoding, SI and DSI, next to that of sampled texts.
 
-    Means and standard deviations are exact for independent drafts. No model is run.
+    The mean is exact for independent drafts. No model is run.
     """
 
     EXAMPLES = f"""\

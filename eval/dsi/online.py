@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from itertools import cycle, islice
-from statistics import mean, stdev
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from config.files import fits, read_json_file
 from config.keys import read_keys
-from eval.dsi.events import EventPlan, Forward, Outcome, decode
+from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.keys import COMMAND, Online
 from eval.dsi.paper import ForwardLatencies, online_mean
 from eval.tables import in_columns
@@ -17,29 +16,31 @@ from launch.progress import ProgressBar
 
 TICK = 1e-9  # seconds
 PLAIN = "non-SI"
-COLUMNS = ("", "predicted s", "published s", "plain/it", "forwards", "rejected", "servers")
+COLUMNS = ("", "predicted s", "published s", "plain/it", "forwards")
 NOTE = """\
 Simulated: no model is run. Times are seconds per text.
 predicted  mean over the repeats +- its standard error, if only forwards take time
 published  exact mean in the accounting of the published online simulator, with enough servers
 plain/it   predicted time of plain decoding divided by that of the method
-forwards   of the target per token, aborted ones included; rejected: drafts per token; servers: most at work at once"""
+forwards   of the target per token, aborted ones included"""
+Samples = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the forwards of each text, by method
 
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Online, f"{COMMAND} online")
-    correct_by_text = list(islice(texts_of(config), config.num_repeats))
     methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
+    samples: dict[str, list[tuple[int, int]]] = {method: [] for method in (PLAIN, *methods)}
 
-    outcomes_by_method: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
-    progress = ProgressBar(correct_by_text, desc="virtual clock", unit="text", delay=1, leave=False)
+    texts = islice(texts_of(config), config.num_repeats)
+    progress = ProgressBar(texts, desc="virtual clock", unit="text", total=config.num_repeats, delay=1, leave=False)
     for text_number, is_correct in enumerate(progress):
-        for method, outcomes in outcomes_by_method.items():
-            outcomes.append(decode(method, plan_of(config, text_number), is_correct))
+        for method, method_samples in samples.items():
+            outcome = decode(method, plan_of(config, text_number), is_correct)
+            method_samples.append((outcome.ticks, outcome.num_forwards))
 
     print(f"k={config.k}, {config.servers} servers of the target, preemption {config.preemption}, "
           f"{config.num_repeats} texts of {config.S} tokens\n")
-    print(table(config, outcomes_by_method))
+    print(table(config, samples))
     print(f"\n{NOTE}")
     return 0
 
@@ -87,16 +88,11 @@ def spread(run_lengths: Iterable[int], num_tokens: int) -> list[bool]:
 
 def plan_of(config: Online, text_number: int) -> EventPlan:
     """Return the plan for the text of this number, in ticks."""
-    target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
-    drafter = Forward(ticks(config.c), ticks(config.c_sub))
-
-    stops_at_once = config.preemption == "instant"
-    text_seed = config.random_seed + text_number
-    return EventPlan(config.S, config.k, config.servers, target, drafter, stops_at_once, text_seed)
-
-
-def ticks(seconds: float) -> int:
-    return round(seconds / TICK)
+    seconds = config.failure_cost, config.failure_cost_sub, config.c, config.c_sub
+    first_target, later_target, first_draft, later_draft = (round(duration / TICK) for duration in seconds)
+    return EventPlan(config.S, config.k, config.servers, Forward(first_target, later_target),
+                     Forward(first_draft, later_draft), stops=config.preemption == "instant",
+                     seed=config.random_seed + text_number)
 
 
 def published(config: Online, method: str) -> float | None:
@@ -110,29 +106,18 @@ def published(config: Online, method: str) -> float | None:
     return online_mean(times, config.a, config.k, num_servers, config.S, max_run)
 
 
-def table(config: Online, outcomes_by_method: dict[str, list[Outcome]]) -> str:
+def table(config: Online, samples: Samples) -> str:
     """Return a table with one line for each method."""
-    seconds_by_method = {}
-    for method, outcomes in outcomes_by_method.items():
-        seconds_by_method[method] = [outcome.ticks * TICK for outcome in outcomes]
-    plain_seconds, num_tokens = mean(seconds_by_method[PLAIN]), config.S * config.num_repeats
-
     rows = []
-    for method, outcomes in outcomes_by_method.items():
-        seconds = seconds_by_method[method]
+    plain_ticks = np.mean(samples[PLAIN], 0)[0]
+    for method, method_samples in samples.items():
+        mean_ticks, mean_forwards = np.mean(method_samples, 0)
+        predicted = f"{mean_ticks * TICK:.4f}"
+        if config.num_repeats > 1:
+            standard_error = np.std(method_samples, 0, ddof=1)[0] / config.num_repeats ** 0.5
+            predicted += f" +- {standard_error * TICK:.4f}"
+
         published_seconds = published(config, method)
-        num_forwards = sum(outcome.num_forwards for outcome in outcomes)
-        num_rejections = sum(outcome.num_rejections for outcome in outcomes)
-
-        rows.append([method, _shown(seconds), "-" if published_seconds is None else f"{published_seconds:.4f}",
-                     f"{plain_seconds / mean(seconds):.3f}",
-                     f"{num_forwards / num_tokens:.2f}", f"{num_rejections / num_tokens:.3f}",
-                     str(max(outcome.max_busy_servers for outcome in outcomes))])
+        rows.append([method, predicted, "-" if published_seconds is None else f"{published_seconds:.4f}",
+                     f"{plain_ticks / mean_ticks:.3f}", f"{mean_forwards / config.S:.2f}"])
     return in_columns(COLUMNS, rows)
-
-
-def _shown(seconds: Sequence[float]) -> str:
-    if len(seconds) == 1:
-        return f"{seconds[0]:.4f}"
-    standard_error = stdev(seconds) / len(seconds) ** 0.5
-    return f"{mean(seconds):.4f} +- {standard_error:.4f}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from config.keys import read_keys
 from eval.dsi import cost_model
-from eval.dsi.cost_model import DecodingRounds, moments
+from eval.dsi.cost_model import DecodingRounds, mean_cost
 from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
 from eval.dsi.published import TABLE, PaperRow, table_1, table_3
@@ -73,7 +73,7 @@ def recomputed(row: PaperRow, config: Paper) -> Recomputed:
         lookaheads[servers_needed(*setting, lookaheads) <= num_servers] for lookaheads in (TRIED, all_lookaheads))
 
     def mean(decoding: DecodingRounds) -> Array:
-        return moments(decoding, row.acceptance, num_tokens).mean
+        return mean_cost(decoding, row.acceptance, num_tokens)
 
     def online(lookaheads: Array, servers: int | None) -> float:
         return min(online_mean(times, row.acceptance, int(k), servers, num_tokens) for k in lookaheads)
