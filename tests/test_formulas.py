@@ -8,9 +8,9 @@ from config.presets import ROOT
 from eval.dsi import cases
 from eval.dsi.formulas import (
     ACCOUNTINGS,
-    TargetPipeline,
     dsi_rate,
     least_lookahead,
+    pipeline_rates,
     progress,
     servers_needed,
     si_rate,
@@ -53,10 +53,8 @@ def test_where_no_draft_or_every_draft_is_right_it_is_exact(accounting: str) -> 
 def test_the_documentation_has_the_speed_ups_of_the_pipelines() -> None:
     page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
     for hop in (0, 0.01, 0.05, 0.1):
-        pipeline = TargetPipeline(1.0, 0.1, 0.8, 2, 7, hop)
-        rates = [pipeline.ar(), pipeline.naive(),
-                 pipeline.pruned(), pipeline.pipedec(), pipeline.continuous()]
-        rates += [dsi_rate(1.0, 0.1, 0.8, 2), si_rate(1.0, 0.1, 0.8, 2)]
+        rates = [*pipeline_rates(1.0, 0.1, 0.8, 2, 7, hop).values(), dsi_rate(1.0, 0.1, 0.8, 2),
+                 si_rate(1.0, 0.1, 0.8, 2)]
         assert "| " + " | ".join([str(hop), *(f"{1 / rate:.2f}" for rate in rates)]) + " |" in page
 
 
@@ -98,26 +96,23 @@ def test_the_examples_of_the_paper() -> None:
 
 def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
     long = 1 + 3 * 0.05
-    asked = TargetPipeline(1.0, 0.1, 0.8, 3, 4, 0.05)
-    assert asked.ar() == asked.latency == long
-    assert asked.continuous() == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, has_bare=False),
-                                               rel=1e-12)
-    assert asked.pipedec() == pytest.approx(dsi_rate(long, 0.25, 0.8, 1, has_bare=False),
-                                            rel=1e-12)
-    slow = asked._replace(drafter=0.05).continuous()
+    rates = pipeline_rates(1.0, 0.1, 0.8, 3, 4, 0.05)
+    wanted = {"continuous": dsi_rate(long, 0.1, 0.8, 3, has_bare=False),
+              "pipedec": dsi_rate(long, 0.25, 0.8, 1, has_bare=False)}
+    assert rates["ar"] == long
+    assert {name: rates[name] for name in wanted} == pytest.approx(wanted, rel=1e-12)
+    slow = pipeline_rates(1.0, 0.05, 0.8, 3, 4, 0.05)["continuous"]
     assert slow == pytest.approx(dsi_rate(long, 0.25 / 3, 0.8, 3, has_bare=False),
                                  rel=1e-12), "a stage takes T / 4"
 
 
 def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
     """8 drafts for 4 stages: tip and 1, 2, 2, 2, 1. All rows of share j wait for j times T / P."""
-    eight = TargetPipeline(1.0, 0.1, 0.8, 8, 4, 0.05)
-    assert (eight.rows_per_share, eight.num_shares) == (2, 5)
-    three = eight._replace(lookahead=3)
-    assert (three.rows_per_share, three.num_shares) == (1, 4)
+    rates = pipeline_rates(1.0, 0.1, 0.8, 8, 4, 0.05)
     accepted = 0.8 ** np.arange(9)
-    assert eight.naive() == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
+    assert rates["naive"] == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
     chance = np.append(accepted[:8] * 0.2, accepted[8])
     waited = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]) * 0.25
-    assert eight.pruned() == pytest.approx(
-        (0.8 + 1.15 + (chance * waited).sum()) / accepted.sum())
+    assert rates["pruned"] == pytest.approx((0.8 + 1.15 + (chance * waited).sum()) / accepted.sum())
+    three = pipeline_rates(1.0, 0.1, 0.8, 3, 4, 0.05)["naive"]  # four shares of one row
+    assert three == pytest.approx((0.3 + 1.15 + 3 * 0.25) / accepted[:4].sum())

@@ -16,7 +16,7 @@ drafts runs in parallel, and a run costs at most (n + 1) T.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,86 +86,44 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
-class TargetPipeline(NamedTuple):
-    """The target split into P `stages` of T/P each, regardless of their rows, with a `hop` from each to the next.
+def pipeline_rates(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: int,
+                   hop: float) -> dict[str, Array]:
+    """Return the cost per token by methods of decoding over a pipeline, by their names.
 
-    Drafting is one chain of tokens on a separate device. Pruned rows take no more time. The methods named after methods
-    of decoding return their cost per token.
+    The target is split into P `stages` of T/P each, regardless of their rows, with a `hop` from each to the next. So
+    the answer to a segment arrives after T + (P - 1) hop in an empty pipeline. Drafting is one chain of tokens on a
+    separate device. Pruned rows take no more time.
+
+    ar: plain decoding.
+    naive: tip and k drafts follow in equal shares, verified when all have returned. A round takes k d, the latency, and
+    T/P for each share after the first. It settles as many tokens as one of SI.
+    pruned: the same shares, each verified as it returns. A round ends with the share that holds its last answer. The
+    row of the n-th draft gives the token after n accepted ones. So share j (from 0) is needed if j times the rows of a
+    share were accepted: a geometric sum.
+    pipedec: every step sends one more draft and takes max(d, T/P). A run of n accepted drafts costs n steps and the
+    latency; the lookahead is ignored.
+    continuous: the tip leaves at once, and each k drafts once the first stage is free. This is DSI by events with a
+    pipeline in place of its servers: T becomes the latency, and windows follow each other after max(k d, T/P). It
+    assumes that the pipeline holds as many windows as that needs, and that the tip leaves alone. There is no bare chain
+    in parallel.
     """
+    latency, stage_time = target + (stages - 1) * hop, target / stages
+    draft_time, settled_per_round = lookahead * drafter, progress(acceptance, lookahead + 1)
+    rejection_time = (1 - acceptance) * latency
 
-    target: Numbers
-    drafter: Numbers
-    acceptance: Numbers
-    lookahead: Numbers
-    stages: Numbers
-    hop: Numbers
+    # k drafts are divided among P stages
+    rows_per_share = _ceil(doubles(lookahead) / stages)
+    num_shares = _ceil((doubles(lookahead) + 1) / rows_per_share)
+    num_needed_shares = progress(doubles(acceptance) ** rows_per_share, num_shares)
 
-    @property
-    def latency(self) -> Array:
-        """The time from sending a segment to its answer in an empty pipeline: T + (P - 1) hop."""
-        num_hops = doubles(self.stages) - 1
-        return np.asarray(self.target + num_hops * self.hop)[()]
-
-    @property
-    def rows_per_share(self) -> Array:
-        """The number of rows of a share in `naive` and `pruned`: k drafts are divided among P stages."""
-        return _ceil(doubles(self.lookahead) / self.stages)
-
-    @property
-    def num_shares(self) -> Array:
-        """The number of shares that the tip and k drafts fill."""
-        num_rows = doubles(self.lookahead) + 1
-        return _ceil(num_rows / self.rows_per_share)
-
-    def rate(self, method: str) -> Array:
-        """Return the cost per token by the method of this name."""
-        token_cost: Array = getattr(self, method)()
-        return token_cost
-
-    def ar(self) -> Array:
-        """Return the cost per token of plain decoding: the latency of the pipeline."""
-        return self.latency
-
-    def naive(self) -> Array:
-        """Return the cost per token if tip and k drafts follow in equal shares, verified when all have returned.
-
-        A round takes k d, the latency, and T/P for each share after the first. It settles as many tokens as one of SI.
-        """
-        return self._round(self.num_shares - 1)
-
-    def pruned(self) -> Array:
-        """Return the cost per token with the same shares, each verified as it returns.
-
-        A round ends with the share that holds its last answer. The row of the n-th draft gives the token after n
-        accepted ones. So share j (from 0) is needed if j times the rows of a share were accepted: a geometric sum.
-        """
-        share_acceptance = doubles(self.acceptance) ** self.rows_per_share
-        return self._round(progress(share_acceptance, self.num_shares) - 1)
-
-    def _round(self, num_waited: Array) -> Array:
-        """Return the cost per token of a round that waits for `num_waited` shares after the first."""
-        draft_time = self.lookahead * self.drafter
-        round_time = draft_time + self.latency + num_waited * self.target / self.stages
-        return round_time / progress(self.acceptance, self.lookahead + 1)
-
-    def pipedec(self) -> Array:
-        """Return the cost per token if every step sends one more draft and takes max(d, T/P).
-
-        A run of n accepted drafts costs n steps and the latency; `lookahead` is ignored.
-        """
-        step_time = np.maximum(self.drafter, self.target / self.stages)
-        return (1 - np.asarray(self.acceptance)) * self.latency + self.acceptance * step_time
-
-    def continuous(self) -> Array:
-        """Return the cost per token if the tip leaves at once, and each k drafts once the first stage is free.
-
-        This is DSI by events with a pipeline in place of its servers: T becomes the latency, and windows follow each
-        other after max(k d, T/P). It assumes that the pipeline holds as many windows as that needs, and that the tip
-        leaves alone. There is no bare chain in parallel.
-        """
-        window_time = np.maximum(self.lookahead * self.drafter, self.target / self.stages)
-        num_windows = self.acceptance / progress(self.acceptance, self.lookahead)
-        return (1 - np.asarray(self.acceptance)) * self.latency + window_time * num_windows
+    window_time = np.maximum(draft_time, stage_time)
+    num_windows = acceptance / progress(acceptance, lookahead)
+    return {
+        "ar": latency,
+        "naive": (draft_time + latency + (num_shares - 1) * stage_time) / settled_per_round,
+        "pruned": (draft_time + latency + (num_needed_shares - 1) * stage_time) / settled_per_round,
+        "pipedec": rejection_time + acceptance * np.maximum(drafter, stage_time),
+        "continuous": rejection_time + num_windows * window_time}
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ costs are those of the long run.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, Iterator, NamedTuple, Sequence
+from typing import Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from eval.dsi import formulas
 from eval.dsi.formulas import Array, Numbers
 from eval.dsi.keys import Heatmap
 
-COLUMNS = ("c", "a", "algorithm", "k", "cost", "si_wins")
+COLUMNS = ("c", "a", "algorithm", "k", "cost")
 DIGITS = 12  # decimals of a cost: of lookaheads with equal rounded costs the smallest is the best
 LOWEST_RATE = 0.01  # bound of a grid by ndim: least drafter, least acceptance rate, and 1 minus the largest rate
 ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
@@ -79,30 +79,23 @@ def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
-def _rate(method: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
-    """Return the cost per token, infinite where impossible; a pipeline has as many stages as DSI has target servers."""
-    if method == "SI":
-        return formulas.si_rate(1.0, c, a, k)
-    if method == "DSI":
-        dsi_cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
-        return np.where(legal(config, c, k), dsi_cost, np.inf)
-
-    pipeline = formulas.TargetPipeline(1.0, c, a, k, config.num_target_servers, config.hop)
-    return pipeline.rate(method)
-
-
 def best(config: Heatmap) -> Bests:
-    """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all."""
-    drafters, acceptances, lookaheads = grid(config)
-    c, a = drafters[:, None, None], acceptances[:, None]
-    k = np.array(lookaheads)
-    grid_shape = len(drafters), len(acceptances), len(lookaheads)
+    """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all.
 
-    plain_cost = np.ones(grid_shape[:2])
+    A pipeline has as many stages as DSI has target servers.
+    """
+    drafters, acceptances, lookaheads = grid(config)
+    c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
+    dsi_rate = formulas.dsi_rate(1.0, c, a, k, config.accounting)
+    rates = {
+        "SI": formulas.si_rate(1.0, c, a, k),
+        "DSI": np.where(legal(config, c, k), dsi_rate, np.inf),
+        **formulas.pipeline_rates(1.0, c, a, k, config.num_target_servers, config.hop)}
+
+    plain_cost = np.ones(dsi_rate.shape[:2])
     bests = {"non-SI": Best(plain_cost, np.zeros_like(plain_cost, dtype=int))}
     for method in ALGORITHMS[1:]:
-        rate = np.broadcast_to(_rate(method, config, c, a, k), grid_shape)
-        rounded_cost = np.round(rate, DIGITS)
+        rounded_cost = np.broadcast_to(rates[method], dsi_rate.shape).round(DIGITS)
         min_cost, best_lookahead = rounded_cost.min(-1), k[rounded_cost.argmin(-1)]
 
         is_impossible = np.isinf(min_cost)
@@ -145,13 +138,8 @@ def summary(config: Heatmap, bests: Bests) -> Iterator[str]:
 def table(config: Heatmap, bests: Bests) -> str:
     """Return the table as text: the keys of the command, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
-    si_wins = (bests["SI"].cost < bests["DSI"].cost).astype(int)
-
-    rows: list[Iterable[Any]] = [COLUMNS]
-    for cell in np.ndindex(si_wins.shape):
-        c, a = drafters[cell[0]], acceptances[cell[1]]
+    lines = [f"# {json.dumps(vars(config))}", ",".join(COLUMNS)]
+    for i, j in np.ndindex(len(drafters), len(acceptances)):
         for method, (cost, lookahead) in bests.items():
-            rows.append((c, a, method, lookahead[cell], cost[cell], si_wins[cell]))
-
-    text_rows = (",".join(map(str, row)) for row in rows)
-    return "\n".join([f"# {json.dumps(vars(config))}", *text_rows, ""])
+            lines.append(f"{drafters[i]},{acceptances[j]},{method},{lookahead[i, j]},{cost[i, j]}")
+    return "\n".join([*lines, ""])
