@@ -42,9 +42,9 @@ def opened(argv: Sequence[str]) -> list[str]:
         return list(argv)
 
     preset_file = os.path.expanduser(argv[0])
-    file_content = files.read_json_file(preset_file, "name a preset, or a file that a plan has written")
+    file_content = files.read_json_file(preset_file, "name a preset, or write one")
     if not files.fits(file_content, {"preset": str, "keys": {str}}):
-        raise ValueError(f"{argv[0]} is not a preset: name a file that a plan has written with preset=FILE")
+        raise ValueError(f"{argv[0]} is not a preset: write {{\"preset\": NAME, \"keys\": {{KEY: VALUE}}}} in it")
 
     return with_defaults([file_content["preset"], *argv[1:]], file_content["keys"])
 

@@ -27,6 +27,12 @@ OLD_NAMES = {
     "run_pipeinfer": ("lookahead", "write lookahead=NUMBER"),
     "processes": ("link", "write link=threads for threads of one process"),
     "prune": ("ablate", "it is on, and ablate=prune turns it off"),
+    # of plans
+    "measure": ("measured", "write hosts=FILE measured=FILE.json"),
+    "layer_gb": ("measured", "write weights, the GB of all layers, into profile=FILE.json"),
+    "write_cluster": ("measured", "write the chosen boards' factors and links into another profile=FILE.json"),
+    "preset": ("measured", "copy the keys of the last line"),
+    **dict.fromkeys(("traces", "check", "splits", "show"), ("measured", "leave it out")),
 }
 SPD_ADVICE = ("write pipeline_type=streaming and draft=eagle+suffix, which are faster (docs/methods.md has the figures "
               "of SPD)")

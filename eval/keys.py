@@ -120,40 +120,13 @@ class ComparesMethods(DataSetKeys):
         return tuple(map(number, listed(self.temperatures)))
 
 
-class Contender(NamedTuple):
-    """The unit of comparison: a method with a draft, which is `none` for a method that needs no draft."""
-
-    method: str
-    draft: str
-
-
 @dataclass(frozen=True)
-class EvalConfig(ComparesMethods):
-    """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
+class ComparedDrafts(CommandKeys):
+    """The keys of a command that runs several drafts one after the other."""
 
-    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse", "live")
-    LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
-    EXAMPLES: ClassVar[str] = EXAMPLES
-
-    methods: str = shared_key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
-        heading="What is compared (separated by commas)")
     drafts: str = shared_key(
-        "", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft")
-    baseline_draft: str = shared_key(
-        "", "the draft of the baseline naive, which also answers; empty: the first of drafts")
-    temperatures: str = shared_key("0,1", "each question is answered at each of them")
-    repeats: int = shared_key(1, "answers to each question; the seed grows by 1 each time", REPEATS)
-    concurrency: int = shared_key(1, "questions that each method answers at once; above 1 the tally of ranks is off",
-        REQUESTS_AT_ONCE)
-    results: str = local_key(
-        "results", "folder for answers, figures and tables; the same command continues what is in it",
-        names_file=True)
-    launch: str = local_key("", "name of one start of the pipeline, in answers and tally; set by the command itself")
-
-    @property
-    def chosen_methods(self) -> tuple[str, ...]:
-        """The methods, with `ar` first, since the others are compared with it."""
-        return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
+        "", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft",
+        heading="What is compared (separated by commas)")
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:
@@ -173,6 +146,56 @@ class EvalConfig(ComparesMethods):
         if MODEL_KEY in reads(kind):
             model = model or self.run.draft_dir
         return replace(self.run, draft=kind, draft_dir=model, **changes)
+
+    def draft_problems(self) -> Iterator[str]:
+        """Yield the problems of the drafts, one sentence each, with the fix."""
+        used_folders = {""}
+        for name in listed(self.drafts):
+            try:
+                used_folders.add(self.with_draft(name).draft_dir)
+            except ValueError as error:
+                yield f"drafts={self.drafts}: {error}"
+
+        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
+            yield f"drafts={self.drafts}: {no_head(self.run)}"
+        if self.drafts and not listed(self.drafts):
+            yield "drafts is empty: name at least one, or leave it out"
+        if self.drafts and self.run.draft_dir not in used_folders:
+            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
+
+
+class Contender(NamedTuple):
+    """The unit of comparison: a method with a draft, which is `none` for a method that needs no draft."""
+
+    method: str
+    draft: str
+
+
+@dataclass(frozen=True)
+class EvalConfig(ComparedDrafts, ComparesMethods):
+    """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
+
+    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse", "live")
+    LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
+    EXAMPLES: ClassVar[str] = EXAMPLES
+
+    methods: str = shared_key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
+        heading="What is compared (separated by commas)")
+    baseline_draft: str = shared_key(
+        "", "the draft of the baseline naive, which also answers; empty: the first of drafts")
+    temperatures: str = shared_key("0,1", "each question is answered at each of them")
+    repeats: int = shared_key(1, "answers to each question; the seed grows by 1 each time", REPEATS)
+    concurrency: int = shared_key(1, "questions that each method answers at once; above 1 the tally of ranks is off",
+        REQUESTS_AT_ONCE)
+    results: str = local_key(
+        "results", "folder for answers, figures and tables; the same command continues what is in it",
+        names_file=True)
+    launch: str = local_key("", "name of one start of the pipeline, in answers and tally; set by the command itself")
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods, with `ar` first, since the others are compared with it."""
+        return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -196,7 +219,7 @@ class EvalConfig(ComparesMethods):
             if method not in METHODS:
                 yield f"methods={self.methods}: {method} is unknown: {instead_of('pipeline_type', method, METHODS)}"
 
-        yield from self._draft_problems()
+        yield from self.draft_problems()
         yield from super().problems()
 
         if self.baseline_draft and BASELINE not in self.chosen_methods:
@@ -217,22 +240,6 @@ class EvalConfig(ComparesMethods):
         if not self.results.strip():
             yield "results is empty: name a folder, as in results=DIR"
         yield from self.method_problems()
-
-    def _draft_problems(self) -> Iterator[str]:
-        """Yield the problems of the drafts, one sentence each, with the fix."""
-        used_folders = {""}
-        for name in listed(self.drafts):
-            try:
-                used_folders.add(self.with_draft(name).draft_dir)
-            except ValueError as error:
-                yield f"drafts={self.drafts}: {error}"
-
-        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
-            yield f"drafts={self.drafts}: {no_head(self.run)}"
-        if self.drafts and not listed(self.drafts):
-            yield "drafts is empty: name at least one, or leave it out"
-        if self.drafts and self.run.draft_dir not in used_folders:
-            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:

@@ -1,6 +1,6 @@
 """Measurements: the time of Python itself, the effect of accidents, latencies under load, and other programs' times.
 
-Usage: python3 -m scripts.bench overhead|accidents|load|profiles [PRESET] [key=value ...]
+Usage: python3 -m scripts.bench overhead|accidents|load [PRESET] [key=value ...]
        python3 -m scripts.bench peers FILE.gguf [--help]
        python3 -m scripts.bench specinfer [key=value ...]
 
@@ -17,8 +17,6 @@ accidents   accidents (100) at random times, by method, for one and four answers
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers
-profiles    every method with every draft on every emulated cluster, in virtual time; it takes the keys of scripts.plan:
-            traces=FILE keeps the record, profile=NAME takes one cluster
 """
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
     "specinfer": "eval.specinfer.tables:specinfer",
-    "profiles": "eval.plan.profiles:profiles",
 }
 OLD_COMMANDS = {  # a measurement that is gone -> the command that comes closest
     "acceptance": "bash run_eval.sh methods=serial",
     "layers": "python3 -m scripts.doctor gpu --device cpu",
     "links": "python3 -m scripts.bench overhead",
     "planner": "python3 -m scripts.plan profile=NAME",
+    "profiles": "bash run_eval.sh profile=NAME drafts=DRAFT,DRAFT",
     "real_time": "bash run_eval.sh profile=none stages=2",
     "rpc": "python3 -m scripts.bench peers FILE.gguf",
     "stages": "python3 -m scripts.doctor gpu --device cpu",

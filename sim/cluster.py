@@ -61,7 +61,7 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._event_numbers = count()
         self._inbox: deque[Message] = deque()
-        self._paths, self._node_paths = paths, NodePaths(paths)
+        self.paths, self._node_paths = paths, NodePaths(paths)
 
         # rings
         self._wires: list[ModelledWire] = []
@@ -102,14 +102,14 @@ class Cluster:
         self._clock.even()
         keeps_outputs = same_prompt and self._node_paths.is_deferred
         if not keeps_outputs:
-            self._paths.clear()
+            self.paths.clear()
         for wire in self._wires:
             wire.restart()
 
     def defer(self) -> Callable[[Sequence[int]], TargetOutputs]:
         """Let segments return with path numbers `[T, 1]`; return the function that looks up the outputs of paths."""
         self._node_paths.is_deferred = True
-        return self._paths.outputs
+        return self.paths.outputs
 
     # --- rank 0 -------------------------------------------------------------------------------------------------------
 
@@ -195,18 +195,18 @@ class RingLink:
 
     def __init__(self, cluster: Cluster, send_at: SendAt,
                  stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
-        self._cluster, self._send_at, self._stages = cluster, send_at, stages
+        self.cluster, self._send_at, self._stages = cluster, send_at, stages
         self.recv, self.wait_until, self.defer = cluster.recv, cluster.wait_until, cluster.defer
 
     @property
     def ready(self) -> bool:
-        return self._cluster.ready
+        return self.cluster.ready
 
     def send(self, msg: Message) -> None:
-        self._cluster.send(msg, self._send_at)
+        self.cluster.send(msg, self._send_at)
 
     def broadcast(self, msg: Message) -> None:
-        self._cluster.broadcast(msg, self._stages)
+        self.cluster.broadcast(msg, self._stages)
 
     def urgent(self) -> Prune | None:
         return None

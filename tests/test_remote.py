@@ -1,4 +1,4 @@
-"""Boards measured over ssh for a plan, by an ssh that stays on this machine."""
+"""Boards measured over ssh, by an ssh that stays on this machine."""
 from __future__ import annotations
 
 import io
@@ -7,15 +7,12 @@ import sys
 
 import pytest
 
-from config.cli import parse
 from config.console import run
 from config.presets import ROOT, TOY
 from config.profiles import read
-from eval.plan import hosts as remote
-from eval.plan import measure
-from eval.plan.hosts import measured_boards
-from eval.plan.keys import COMMAND, PlanConfig, words
-from launch import timing
+from eval.plan import command
+from launch import measure, timing
+from launch.measure import boards_of, measured_board
 from launch.timing import CONTEXTS, ROWS
 from tests.saved import wait_until
 from tests.test_push import SSH
@@ -40,6 +37,12 @@ def hosts(tmp_path, monkeypatch):
     return path
 
 
+def measured(path):
+    """The times of the one board of a hosts file."""
+    board, = boards_of(str(path))
+    return measured_board(board, str(path), ASKED)
+
+
 def program(tmp_path, text):
     """Put another program onto board b2."""
     (tmp_path / "b2" / "flowspec").mkdir(exist_ok=True)
@@ -49,7 +52,7 @@ def program(tmp_path, text):
 def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(hosts, tmp_path):
     only = tmp_path / "only.txt"
     only.write_text("b0\nb1 folder=it's\n")
-    one, = measured_boards(str(only), ASKED)
+    one = measured(only)
     asked = [(rows, context) for context in CONTEXTS if context + max(ROWS) < 256
              for rows in (1, *ROWS)]
     assert [(found.rows, found.context) for found in one.passes] == asked
@@ -57,22 +60,22 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     assert one.latency > 0 and one.mbps > 0
     wrong = {**ASKED, "device": "cuda:77"}
     with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 does not exist here"):
-        measured_boards(str(only), wrong)
+        measured_board(*boards_of(str(only)), str(only), wrong)
     for text, message in (("echo '{}'", "printed nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
         only.write_text("b0\nb2\n")
         with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{message}.*copy the program there"):
-            measured_boards(str(only), ASKED)
+            measured(only)
 
 
 @pytest.mark.parametrize("text", ["sleep 60", "read asked; echo; sleep 60", "exec sleep 60 <&-"])
 def test_a_board_that_falls_silent_is_given_up(hosts, tmp_path, monkeypatch, text):
-    monkeypatch.setattr(remote, "MAX_SILENCE", 0.5)
-    monkeypatch.setattr(remote, "EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(measure, "MAX_SILENCE", 0.5)
+    monkeypatch.setattr(measure, "EXIT_SECONDS", 0.1)
     program(tmp_path, text)
     hosts.write_text("b0\nb2\n")
     with pytest.raises(ValueError, match=r"b2 of .* was not measured \((it sent nothing|Broken pipe)"):
-        measured_boards(str(hosts), ASKED)
+        measured(hosts)
 
 
 def test_a_board_beats_while_it_measures(monkeypatch, capsys):
@@ -91,8 +94,8 @@ def test_a_board_beats_while_it_measures(monkeypatch, capsys):
     assert json.loads(answer) == {"passes": []} and not empty
 
 
-def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hosts, tmp_path, monkeypatch):
-    """Board b2 answers as one that takes three times as long; what rank 0's board takes is given."""
+def test_a_plan_measures_the_boards_of_a_hosts_file_into_a_profile(hosts, tmp_path, capsys):
+    """Board b2 answers as one that takes three times as long, so it gets fewer layers."""
     took = [[rows, context, 10.0 * (1 + context / 512)]
             for context in CONTEXTS for rows in (1, *ROWS)]
     for name, factor in (("b1", 1), ("b2", 3)):
@@ -101,20 +104,18 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
         (tmp_path / name / "f").mkdir()
         (tmp_path / name / "f" / "run_jetson.sh").write_text(f"read asked\necho '{answer}'\nexec sed -u 's/.*//'")
     hosts.write_text("b0\nb1 folder=f\nb2 folder=f\n")
-    spans = [{"name": name, "rank": 0, "nodes": [1], "t0": 1.0, "t1": 1.0 + seconds}
-             for name, seconds in (("grow", 0.002), ("judge", 0.001))]
-    monkeypatch.setattr(measure, "_run", lambda config, run, trace: {"eagle": (0.5, 1.5)})
-    monkeypatch.setattr(measure, "read_trace", lambda folder: spans)
-    config = parse(words(["toy", f"hosts={hosts}", "measure=true", f"measured={tmp_path / 'site.json'}"]), COMMAND,
-                   kind=PlanConfig)
-    found = measure.measured(config)
-    assert found.factors == (1.0, 3.0) and found.level == pytest.approx(2.0)
-    assert found.verdict == pytest.approx(1.0)
-    assert [link[:2] for link in found.links] == [(0, 1), (0, 2)]
-    assert found.about == "measured over ssh with llama"
-    assert found.model + 16 * found.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3)
-    assert found.row < 1e-9
-    assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
+
+    profile_file = tmp_path / "site.json"
+    words = ["toy", f"hosts={hosts}", f"measured={profile_file}", "sets=qa", "max_new_tokens=4", "drafts=eagle"]
+    assert command.main(words) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"boards of {hosts}, measured over ssh") and "pipeline_type=" in output.splitlines()[-1]
+    profile = read(str(profile_file))
+    assert profile.factors == (1.0, 3.0) and profile.layers == 8 and profile.weights > 0
+    assert profile.level > 0 and profile.verdict > 0
+    assert [link[:2] for link in profile.links] == [(0, 1), (0, 2)]
+    assert profile.model + 16 * profile.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3)
+    assert profile.row < 1e-9
 
 
 @pytest.mark.parametrize(("asked", "message"), [("{}", "received an unknown request"), ("x", "is not JSON")])

@@ -3,18 +3,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from random import Random
 
 import pytest
+import torch
+from torch import Tensor
 
+from config.methods import METHODS
 from config.profiles import Profile
-from eval.plan.candidates import Candidate
+from config.run_config import RunConfig
+from launch.probe import round_trip, sized
+from model.cache import TreeCache
+from model.drafts.draft import NoDraft
+from model.drafts.eagle import Eagle
+from model.drafts.mixture import Mixture
+from model.drafts.network import TreeDraft, read_all
+from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.allocation import RowAllocator
+from pipeline.answers import Request
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.gates import RATE_SECONDS, DraftGate
 from pipeline.messages import Visit
 from pipeline.stage_times import NEW_WEIGHT, SHORTEST_TIME_GROWTH, FirstStage, StageTimes
+from pipeline.strategies import STRATEGIES
+from pipeline.trace import OFF
+from sim.clock import Pace, VirtualClock
+from sim.cluster import Cluster
+from sim.devices import SlowHead, SlowPasses
+from sim.ring import VirtualRing
+from sim.stages import StageShare, work_of
 from tests.test_budget import Asking
-from tests.test_plan import SITE, bench_of, book
+
+VOCAB, OFF_TEXT = 50, -2
+SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
+               mbps=1000, step=2)
 
 
 def times_of(*samples, stages=1, factor=1.0):
@@ -127,21 +151,80 @@ def test_what_was_settled_long_ago_counts_little():
     assert gate.is_worth_drafting(5.0, 0.0, 20.0)
 
 
+class Written:
+    """A target that writes a text: a path along it is the position of its last token, any other one OFF_TEXT."""
+
+    root, full = -1, False
+    clear = None
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def after(self, path: int, token: int) -> int:
+        position = path + 1
+        is_on_text = path != OFF_TEXT and position < len(self.text) and self.text[position] == token
+        return position if is_on_text else OFF_TEXT
+
+    def outputs(self, paths: list[int]) -> tuple[Tensor, Tensor]:
+        next_T = torch.tensor([self.text[(path + 1) % len(self.text)] for path in paths], dtype=torch.float64)
+        return next_T[:, None], next_T.new_empty(len(paths), 0)
+
+    def lm_head(self, token_T1: Tensor) -> Tensor:
+        logits_TV = token_T1.new_full((len(token_T1), VOCAB), -math.inf)
+        return logits_TV.scatter(1, token_T1.long(), 0.0)
+
+
+class Guessing(TreeDraft):
+    """A head whose likeliest guess at each position is the text's with this chance, else perhaps the second one."""
+
+    source, lag, drifts = "eagle", 1, True
+    readable = Eagle.readable
+
+    def __init__(self, text: list[int], right: float) -> None:
+        random = Random(7)
+        logits_PV = torch.full((len(text) + 99, VOCAB), -math.inf, dtype=torch.float64)
+        logits_PV[len(text):, 0] = 0.0
+        for position, token in enumerate(text):
+            guesses = [(token + step) % VOCAB for step in (1, 2, 3)]
+            guesses.insert(0 if random.random() < right else random.choice([1, 3]), token)
+            logits_PV[position, guesses] = torch.tensor([-0.3, -1.5, -2.5, -3.5], dtype=torch.float64)
+
+        self.network, self.lm_head = self, lambda position_T1: logits_PV[position_T1[:, 0].long()]
+        super().__init__(TreeCache((0, 1, 9999, 1), torch.float64, "cpu"))
+
+    def features(self, tree, fresh):
+        return torch.zeros(len(fresh), 1)
+
+    def read(self, token_T, feature_TD, pos_T, cache):
+        return 1.0 + self.lag + pos_T[:, None]
+
+
+def speed(site: Profile, right: float, method: str, ablate: str) -> float:
+    """Tokens/s of a method over four boards in virtual time."""
+    random, clock = Random(7), VirtualClock()
+    text = [random.randrange(VOCAB) for _ in range(45)]
+    written, pace = Written(text), Pace(site, clock)
+    works = [work_of(site, StageShare([rank], 1 / 4)) for rank in range(1, 5)]
+    cluster = Cluster(site, clock, [works], written, [OFF] * 5)
+    ring = VirtualRing(cluster.links[0], SlowHead(written.lm_head, pace), 5, clock=clock)
+
+    run = RunConfig(pipeline_type=method, subseq_token=16, ablate=ablate)
+    tree = sized(run, partial(round_trip, ring), lambda: 16)
+    draft = NoDraft() if method == "ar" else Mixture([Guessing(text, right)], None)
+    decoder = Decoder(ring, draft, STRATEGIES[METHODS[method].strategy], tree, PipelineLimits(512),
+                      SlowPasses(read_all, pace))
+    answers = [decoder.complete(Request(text[:5], Sampler(), 40)) for _ in range(2)]
+    assert [answer.token_ids for answer in answers] == [text[5:]] * 2
+    return 80 / sum(answer.seconds for answer in answers)
+
+
 def speeds(site: Profile, right: float) -> list[float]:
-    """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
-    made = book(right, answers=2, tokens=40)
-    groups = tuple((rank,) for rank in range(1, 5))
-    kinds = [("ar", ()), ("streaming", (("ablate", "thrift"),)),
-             ("streaming", (("ablate", ""),))]
-    sizes = (("stream_rows", "16"),)
-    candidates = [Candidate(kind, "eagle", groups, (2, 2, 2, 2),
-                            (*sizes, *keys) if keys else ())
-                  for kind, keys in kinds]
-    return [bench_of(site, made).trial(one, made.answers, 40).speed for one in candidates]
+    """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty."""
+    return [speed(site, right, *kind) for kind in (("ar", ""), ("streaming", "thrift"), ("streaming", ""))]
 
 
 @pytest.mark.parametrize("site", [replace(SITE, level=75.0),
-                                  replace(SITE, model=40.0, row=20.0, free=0)],
+                                  replace(SITE, model=40.0, row=25.0, free=0)],
                          ids=["slow draft", "costly rows"])
 def test_where_guesses_are_wrong_and_dear_what_is_left_is_plain_decoding(site):
     plain, usual, thrifty = speeds(site, right=0.02)

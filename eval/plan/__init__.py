@@ -1,1 +1,1 @@
-"""Plans: the choice of method, split and draft for given devices, and its evaluation."""
+"""Plans: the choice of method, draft and split for given boards."""

@@ -1,45 +1,47 @@
-"""Trials of candidates: answer recorded questions in virtual time by the methods' own code, and measure busy times."""
+"""Trials: questions answered in virtual time over a split, by the methods' own code; and the search among splits.
+
+The models are in this process. The target computes each token of a text once for all trials, the drafts guess in each.
+"""
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from statistics import median
+from typing import Callable, Iterator, NamedTuple, Sequence
 
+from config.cli import parts
 from config.methods import METHODS
 from config.profiles import Profile
-from config.run_config import RunConfig
-from config.trees import MAX_GUESSES, TreeConfig
+from config.questions import by_turns
 from eval.bench import speed
-from eval.plan.candidates import Candidate, hops
+from eval.keys import Contender, first
 from eval.plan.keys import PlanConfig
-from eval.plan.record import PlanRecord, RecordedAnswer, Replayed, ReplayedBlock, kind_of
-from eval.recorded import Recorded, sampler_of
-from launch.probe import round_trip, segment_rows, sized
-from model.drafts.draft import Draft, NoDraft
-from model.drafts.mixture import Mixture
+from eval.plan.splits import Split
+from launch.build import build_decoder
+from launch.pipeline import Pipeline
+from launch.prepare import Prepared, prepare
+from launch.virtual import as_virtual
+from model.drafts.draft import Read, Reading
 from model.drafts.network import read_all
-from model.drafts.suffix import Suffix
 from pipeline.answers import Answer, Request
-from pipeline.decode import Decoder, PipelineLimits
-from pipeline.replicas import Replicas
-from pipeline.requests import Ring
-from pipeline.strategies import STRATEGIES
-from pipeline.trace import Clock, NoTrace
-from sim.clock import Pace, VirtualClock
+from pipeline.trace import OFF
+from sim.clock import Pace
 from sim.cluster import Cluster
-from sim.devices import SlowHead, SlowPasses
+from sim.devices import SlowHead
 from sim.ring import VirtualRing
 from sim.stages import StageShare, Work, work_of
 
-SPARE_TREES = 8  # trees of the default size for which a draft has room in addition to the text
+ANY_PROFILE = "server"  # of a pipeline in which only rank 0 is measured
+NUM_FIRST = 4  # of the splits, evenly spaced, that are tried first
 
 
 class Trial(NamedTuple):
-    """A candidate, its answers, and the busy times of devices and links."""
+    """A method with a draft over a split, and its answers."""
 
-    candidate: Candidate
+    contender: Contender
+    split: Split
     answers: Sequence[Answer]
-    busy: Mapping[str, float]  # shares of the whole time, from 0 to 1, by name; empty if unknown
 
     @property
     def speed(self) -> float:
@@ -47,158 +49,118 @@ class Trial(NamedTuple):
         return speed(self.answers)
 
     @property
-    def first(self) -> float:
+    def first_seconds(self) -> float:
         """Mean seconds to the first token."""
         return sum(answer.prefill_seconds for answer in self.answers) / len(self.answers)
 
-
-class MeteredClock(Clock):
-    """A clock that sums the seconds that were waited for through it."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-        self.waited_seconds = 0.0
-        self.now = clock.now  # type: ignore[method-assign]
-
-    def sleep_until(self, due: float) -> None:
-        self.waited_seconds += max(0.0, due - self._clock.now())
-        self._clock.sleep_until(due)
-
-
-class BusyTrace(NoTrace):
-    """A trace that only keeps two sums: seconds of computation, and bytes sent."""
-
-    def __init__(self) -> None:
-        self.computed_seconds = 0.0
-        self.sent_bytes = 0
-
-    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
-        if name == "forward" and until is not None:
-            self.computed_seconds += until - since
-        elif name == "wire":
-            self.sent_bytes += facts["bytes"]
+    @property
+    def keys(self) -> dict[str, str]:
+        """The keys of a run of this trial."""
+        method, draft = self.contender
+        draft_keys = {"draft": draft} if METHODS[method].draft == "eagle" else {}
+        return {"pipeline_type": method, **draft_keys, "stages": "+".join(map(str, (0, *self.split.layers)))}
 
 
 class Bench:
-    """The setting for trials of candidates: the cluster, the record, and the fixed keys of a run."""
+    """The setting of trials: the cluster, and a pipeline in virtual time whose models and questions they use."""
 
-    def __init__(self, site: Profile, config: PlanConfig, record: PlanRecord) -> None:
-        self.site, self.config, self.record = site, config, record
-        self._default_run, self._sampler = config.single(), sampler_of(config.run)
-        self._max_length, self._end_ids = config.run.max_length, frozenset(record.ends)
+    def __init__(self, site: Profile, config: PlanConfig, prepared: Prepared, pipeline: Pipeline) -> None:
+        self.site, self.prepared = site, prepared
+        self._config, self._pipeline = config, pipeline
+        self.num_layers = pipeline.spec.sizes.layers
+        self._requests = list(_requests(config, pipeline))
 
-    def config_of(self, candidate: Candidate) -> RunConfig:
-        """Return the keys of a run of this candidate, except those of its split."""
-        unsplit_keys = dict(candidate.keys.items() - candidate.split.items())
-        return replace(self._default_run, **values(unsplit_keys))
-
-    def memory(self, candidate: Candidate) -> dict[int, float]:
-        """Estimate the GB of layers and of their keys and values, by board, from their sizes."""
+    @property
+    def layer_gigabytes(self) -> float:
+        """GB of a layer, and of its keys and values, from the sizes in the profile."""
         site = self.site
-        cache_gb = 2 * site.row_bytes * self._max_length / 1e9  # of one layer
-        layer_gb = (site.weights / site.layers + cache_gb) * site.layers / sum(candidate.layers)
+        cache_gigabytes = 2 * site.row_bytes * site.layers * self._config.run.max_length / 1e9
+        return (site.weights + cache_gigabytes) / self.num_layers
 
-        gb_by_board: dict[int, float] = {}
-        for ranks, num_layers in zip(candidate.groups, candidate.layers * candidate.copies):
-            gb_by_board.update(dict.fromkeys(ranks, num_layers * layer_gb / candidate.members))
-        return gb_by_board
+    def rank_0_times(self) -> tuple[float, float]:
+        """Return the milliseconds of a level of the first draft and of a verdict, as this machine computes them."""
+        pipeline, level_seconds = self._pipeline, []
 
-    def fits(self, candidate: Candidate) -> bool:
-        """Return whether every board has enough memory for a candidate."""
-        needed_gb = self.memory(candidate)
-        return all(needed_gb.get(rank, 0.0) <= board_gb for rank, board_gb in enumerate(self.site.memory, 1))
+        def timed_passes(readings: Sequence[Reading]) -> list[Read]:
+            begun_at = time.perf_counter()
+            outputs = read_all(readings)
+            level_seconds.append(time.perf_counter() - begun_at)
+            return outputs
 
-    def trial(self, candidate: Candidate, answers: Iterable[RecordedAnswer], max_tokens: int,
-              max_guesses: int = MAX_GUESSES) -> Trial:
-        """Answer these questions, with at most `max_tokens` tokens each; `max_guesses` limits the tree of streaming."""
-        # cluster
-        clock = VirtualClock()
-        draft_clock, head_clock = MeteredClock(clock), MeteredClock(clock)
-        recorded = Recorded(self.record.vocab)
-        groups = () if candidate.whole else candidate.groups
-        traces = [BusyTrace() for _ in (0, *groups)]
-        cluster = Cluster(self.site, clock, self._works(candidate), recorded, traces)
+        spec = replace(pipeline.spec, config=replace(pipeline.config, pipeline_type="serial"))
+        decoder = build_decoder(spec, pipeline.ring, pipeline.draft_of(spec), spec.config.tree, timed_passes)
+        decoder.complete(self._requests[0])
 
-        # ring
-        head = SlowHead(recorded.lm_head, Pace(self.site, head_clock))
-        num_stages = 0 if candidate.whole else len(candidate.layers)
-        run = self.config_of(candidate)
-        if run.replicated:
-            ring: Ring = Replicas(cluster.links, head, num_stages, clock=clock)
-        else:
-            ring = VirtualRing(cluster.links[0], head, 1 + num_stages, clock=clock)
+        x_TD = spec.like.new_zeros(1, spec.sizes.hidden)
+        begun_at = time.perf_counter()
+        pipeline.lm_head(x_TD)
+        verdict_seconds = time.perf_counter() - begun_at
+        return 1e3 * median(level_seconds or [0.0]), 1e3 * verdict_seconds
 
-        # draft
-        tree = sized(run, partial(round_trip, ring), partial(segment_rows, ring, self._max_length))
-        stream = replace(tree.stream, nodes=min(max_guesses, tree.stream.nodes))
-        tree = replace(tree, stream=stream)
-        networks = self._networks(run, tree)
-        method = METHODS[candidate.method]
-        draft: Draft = NoDraft()
-        if method.draft != "none":
-            suffix = Suffix() if "suffix" in run.sources else None
-            draft = Mixture(networks, suffix)
+    def trial(self, contender: Contender, split: Split) -> Trial:
+        """Let a method answer all questions over this split; every answer begins like the first."""
+        pipeline = replace(self._pipeline, ring=self._ring_over(split))
+        run = self._config.with_draft(contender.draft, pipeline_type=contender.method)
+        decoder = pipeline.decoder_for(run, parts(contender.draft).head)
 
-        # answers
-        passes = SlowPasses(read_all, Pace(self.site, draft_clock))
-        decoder = Decoder(ring, draft, STRATEGIES[method.strategy], tree, PipelineLimits(self._max_length), passes)
-        new_answers = []
-        for recorded_answer in answers:
-            recorded.prompt, recorded.text = recorded_answer.prompt, recorded_answer.text
-            for network in networks:
-                network.open(len(recorded_answer.prompt), recorded_answer.guesses[network.source])
+        answers = []
+        for request in self._requests:
+            pipeline.reset_measurements(same=True)
+            answers.append(decoder.complete(request))
+        return Trial(contender, split, answers)
 
-            text = recorded_answer.text[:max_tokens]
-            answer = decoder.complete(Request(recorded_answer.prompt, self._sampler, len(text), self._end_ids))
-            assert answer.token_ids == text, "the text of a trial is the recorded one"
-            new_answers.append(answer)
+    def _ring_over(self, split: Split) -> VirtualRing:
+        """Return a ring over the boards of a split, with the target of the pipeline and its clock."""
+        rank, site = self._pipeline.rank, self.site
+        target = rank.connections.links[0].cluster.paths
+        num_ranks = 1 + len(split.boards)
+        cluster = Cluster(site, rank.clock, [self._works(split)], target, [OFF] * num_ranks)
+        head = SlowHead(self._pipeline.lm_head, Pace(site, rank.clock))
+        return VirtualRing(cluster.links[0], head, num_ranks, rank.spec.device, clock=rank.clock)
 
-        busy_seconds = {
-            "drafting": draft_clock.waited_seconds, "verdicts": head_clock.waited_seconds,
-            **self._busy_seconds(candidate, traces)}
-        elapsed = clock.now()
-        return Trial(candidate, new_answers, {name: seconds / elapsed for name, seconds in busy_seconds.items()})
-
-    def _works(self, candidate: Candidate) -> list[list[Work]]:
-        """Return the work of the stages, ring by ring."""
-        total_layers, num_stages = sum(candidate.layers), len(candidate.layers)
-        is_tiled = candidate.method == "galaxy"
-
-        works = []
-        for ranks, num_layers in zip(candidate.groups, candidate.layers * candidate.copies):
-            stage_share = StageShare(ranks, num_layers / total_layers, 0, 1 / len(ranks), is_tiled)
-            works.append(work_of(self.site, stage_share))
-        return [works[first:first + num_stages] for first in range(0, len(works), num_stages)]
-
-    def _networks(self, run: RunConfig, tree: TreeConfig) -> list[Replayed]:
-        """Return the replayed networks of a run's draft."""
-        num_slots = self._max_length + max(SPARE_TREES * run.init_total_token, tree.stream.nodes)
-
-        networks: list[Replayed] = []
-        for name, traits in self.record.networks.items():
-            if kind_of(name) in run.sources:
-                network = (ReplayedBlock if traits.block else Replayed)(traits, num_slots)
-                network.number = len(networks)
-                networks.append(network)
-        return networks
-
-    def _busy_seconds(self, candidate: Candidate, traces: Sequence[BusyTrace]) -> dict[str, float]:
-        """Return the seconds in which boards and wires were busy."""
-        if candidate.whole:
-            return {"rank 0's board": traces[0].computed_seconds}
-
-        leaders, num_stages = [ranks[0] for ranks in candidate.groups], len(candidate.layers)
-        seconds = {f"board {rank}": trace.computed_seconds for rank, trace in zip(leaders, traces[1:])}
-
-        for hop, (sender, receiver) in enumerate(hops(leaders)):
-            is_end_of_copy = hop > 0 and hop % num_stages == 0
-            if is_end_of_copy:
-                receiver = 0
-            seconds[f"link {sender}-{receiver}"] = self.site.link(sender, receiver).transfer(traces[hop].sent_bytes)
-        return seconds
+    def _works(self, split: Split) -> list[Work]:
+        """Return the work of each stage."""
+        works, end_layer = [], 0
+        for board, num_layers in zip(split.boards, split.layers):
+            first_layer, end_layer = end_layer, end_layer + num_layers
+            num_inner = sum(first_layer <= layer < end_layer for layer in self._pipeline.spec.part.inner)
+            works.append(work_of(self.site, StageShare([board], num_layers / self.num_layers, num_inner)))
+        return works
 
 
-def values(keys: dict[str, str]) -> dict[str, Any]:
-    """Convert keys of a run from strings to their types."""
-    defaults = vars(RunConfig)
-    return {key: type(defaults[key])(value) for key, value in keys.items()}
+@contextmanager
+def open_bench(site: Profile, config: PlanConfig) -> Iterator[Bench]:
+    """Load the models of a plan into this process. Raises ValueError if an input is missing."""
+    profile = config.run.profile if config.run.cluster else ANY_PROFILE
+    prepared = prepare(config.with_draft(config.first_draft, pipeline_type=first(config.chosen_methods), hosts="",
+                                         profile=profile, time="virtual"))
+    with as_virtual(prepared) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        yield Bench(site, config, prepared, pipeline)
+
+
+def _requests(config: PlanConfig, pipeline: Pipeline) -> Iterator[Request]:
+    """Yield the requests for the questions of the data sets."""
+    run = config.run
+    for question in by_turns(config.folder, config.chosen_sets, *run.question_range):
+        yield pipeline.request(pipeline.prompt_ids(question, run.template), run, "")
+
+
+def climb(splits: Sequence[Split], try_split: Callable[[Split], Trial]) -> list[Trial]:
+    """Return trials of some splits, ever closer around the fastest one.
+
+    Beside it the speed falls to both sides: towards shorter rounds, where the slowest stage takes longer, and back.
+    """
+    trials: dict[int, Trial] = {}
+    step = max(1, len(splits) // NUM_FIRST)
+    next_indices = {*range(0, len(splits), step), len(splits) - 1}
+
+    while step:
+        for index in sorted(next_indices):
+            trials[index] = try_split(splits[index])
+
+        best_index = max(trials, key=lambda index: trials[index].speed)
+        neighbours = {best_index - step, best_index + step}
+        next_indices = neighbours.intersection(range(len(splits))) - trials.keys()
+        if not next_indices:
+            step //= 2
+    return list(trials.values())
