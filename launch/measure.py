@@ -68,6 +68,7 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     request = {"config": spec.part.config, "layers": max(1, sizes.layers // len(lines)), "dtype": config.dtype,
                "device": config.device, "quant": spec.quant, "threads": config.threads_per_rank,
                "context": spec.context}
+
     boards = [measured_board(line, path, request) for line in ProgressBar(lines, desc="boards", leave=False)]
 
     # the fastest board, and the others in relation to it
@@ -178,6 +179,7 @@ class _Board:
             _raise_if_silent(select.select([], [self._input], [], MAX_SILENCE))
             num_written = os.write(self._input.fileno(), unsent_bytes)
             unsent_bytes = unsent_bytes[num_written:]
+
         return self.line()
 
     def line(self) -> bytes:
@@ -218,9 +220,10 @@ def _times(board: _Board, timing_request: dict[str, Any]) -> BoardTimes:
 
 def _round_trip(board: _Board, text: str) -> float:
     """Return the seconds until a line is answered, the least of some tries."""
-    tries = []
+    seconds_of_tries = []
     for _ in range(NUM_TRIES):
         begun_at = time.perf_counter()
         board.ask(text)
-        tries.append(time.perf_counter() - begun_at)
-    return min(tries)
+        seconds_of_tries.append(time.perf_counter() - begun_at)
+
+    return min(seconds_of_tries)

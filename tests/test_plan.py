@@ -16,8 +16,9 @@ from config.profiles import PROFILES, Profile, read, touched, write
 from eval.keys import Contender
 from eval.plan import command
 from eval.plan.keys import PlanConfig
+from eval.plan.search import choice, climb, search
 from eval.plan.splits import Split, best_splits
-from eval.plan.trial import Trial, climb, open_bench
+from eval.plan.trial import Trial, open_bench
 from launch.measure import fit, times_as_long
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -62,7 +63,7 @@ def test_a_trial_takes_exactly_the_time_of_a_run(tmp_path):
     profile_file.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 3]}))
     config = config_of(*SHORT, f"profile={profile_file}", "methods=streaming,specinfer", "drafts=eagle+suffix",
                        "temperature=1")
-    with open_bench(command.cluster(config), config) as bench:
+    with open_bench(command.cluster_of(config), config) as bench:
         trials = [bench.trial(contender, Split(0, 0, (1, 2), (5, 3))) for contender in config.contenders]
 
     for (method, draft), _, answers in trials:
@@ -89,10 +90,10 @@ def test_a_plan_reaches_nearly_the_speed_of_the_best_of_all_splits(tmp_path):
     with open_bench(SITE, config) as bench:
         bench.num_layers = 5
         for _ in range(10):
-            bench.site = random_cluster(random, 3)
+            bench.profile = random_cluster(random, 3)
             best_speed = max(bench.trial(contender, split).speed for split in all_splits(3, 5))
-            chosen = command.choice(command.search(bench, config))
-            assert chosen.speed >= 0.97 * best_speed, bench.site
+            chosen = choice(search(bench, config))
+            assert chosen.speed >= 0.97 * best_speed, bench.profile
 
 
 def test_the_splits_to_try_are_those_that_no_other_one_beats():
@@ -141,8 +142,8 @@ def test_the_search_climbs_to_the_fastest_split_by_few_trials():
 
 def test_plain_decoding_is_chosen_where_guesses_gain_hardly_anything():
     plain = trial_of("ar", 10)
-    assert command.choice([trial_of("streaming", 10.1), plain]) is plain
-    assert command.choice([trial_of("streaming", 10.3), plain]).contender.method == "streaming"
+    assert choice([trial_of("streaming", 10.1), plain]) is plain
+    assert choice([trial_of("streaming", 10.3), plain]).contender.method == "streaming"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -169,14 +170,14 @@ def test_the_command_prints_the_trials_and_at_the_end_the_keys_of_the_choice(tmp
 def test_a_plan_has_the_boards_and_the_memory_that_are_described(tmp_path):
     profile_file, hosts = tmp_path / "three.json", tmp_path / "hosts.txt"
     profile_file.write_text(json.dumps({"like": "jetson-7b", "memory": [8, 8, 8]}))
-    assert command.cluster(config_of(f"profile={profile_file}")).factors == (1.0,) * 3
-    assert command.cluster(config_of(f"profile={profile_file}", "boards=2")).memory == (8.0, 8.0)
-    assert command.cluster(config_of("memory=8,8,16")).memory == (8.0, 8.0, 16.0)
-    assert command.cluster(config_of("memory=8")).memory == (8.0,) * 4
+    assert command.cluster_of(config_of(f"profile={profile_file}")).factors == (1.0,) * 3
+    assert command.cluster_of(config_of(f"profile={profile_file}", "boards=2")).memory == (8.0, 8.0)
+    assert command.cluster_of(config_of("memory=8,8,16")).memory == (8.0, 8.0, 16.0)
+    assert command.cluster_of(config_of("memory=8")).memory == (8.0,) * 4
 
     hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb4 memory=9 spare\n")
-    assert command.cluster(config_of(f"hosts={hosts}")).memory == (4.5, 9.0)
-    assert command.cluster(config_of(f"hosts={hosts}", "memory=8")).memory == (8.0, 8.0)
+    assert command.cluster_of(config_of(f"hosts={hosts}")).memory == (4.5, 9.0)
+    assert command.cluster_of(config_of(f"hosts={hosts}", "memory=8")).memory == (8.0, 8.0)
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -203,7 +204,7 @@ def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(words, message, 
 def test_a_profile_without_weights_has_no_memory(tmp_path):
     write(str(tmp_path / "site.json"), replace(SITE, weights=0.0))
     with pytest.raises(ValueError, match="but not the size of layers: add weights"):
-        command.cluster(config_of(f"profile={tmp_path / 'site.json'}", "memory=8"))
+        command.cluster_of(config_of(f"profile={tmp_path / 'site.json'}", "memory=8"))
 
 
 # --- files and figures ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Trials: questions answered in virtual time over a split, by the methods' own code; and the search among splits.
+"""Trials: questions answered in virtual time over a split, by the methods' own code.
 
 The models are in this process. The target computes each token of a text once for all trials, the drafts guess in each.
 """
@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from config.cli import parts
 from config.methods import METHODS
@@ -26,14 +26,13 @@ from model.drafts.draft import Read, Reading
 from model.drafts.network import read_all
 from pipeline.answers import Answer, Request
 from pipeline.trace import OFF
-from sim.clock import Pace
+from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead
 from sim.ring import VirtualRing
 from sim.stages import StageShare, Work, work_of
 
 ANY_PROFILE = "server"  # of a pipeline in which only rank 0 is measured
-NUM_FIRST = 4  # of the splits, evenly spaced, that are tried first
 
 
 class Trial(NamedTuple):
@@ -64,8 +63,8 @@ class Trial(NamedTuple):
 class Bench:
     """The setting of trials: the cluster, and a pipeline in virtual time whose models and questions they use."""
 
-    def __init__(self, site: Profile, config: PlanConfig, prepared: Prepared, pipeline: Pipeline) -> None:
-        self.site, self.prepared = site, prepared
+    def __init__(self, profile: Profile, config: PlanConfig, prepared: Prepared, pipeline: Pipeline) -> None:
+        self.profile, self.prepared = profile, prepared
         self._config, self._pipeline = config, pipeline
         self.num_layers = pipeline.spec.sizes.layers
         self._requests = list(_requests(config, pipeline))
@@ -73,9 +72,9 @@ class Bench:
     @property
     def layer_gigabytes(self) -> float:
         """GB of a layer, and of its keys and values, from the sizes in the profile."""
-        site = self.site
-        cache_gigabytes = 2 * site.row_bytes * site.layers * self._config.run.max_length / 1e9
-        return (site.weights + cache_gigabytes) / self.num_layers
+        profile = self.profile
+        cache_gigabytes = 2 * profile.row_bytes * profile.layers * self._config.run.max_length / 1e9
+        return (profile.weights + cache_gigabytes) / self.num_layers
 
     def rank_0_times(self) -> tuple[float, float]:
         """Return the milliseconds of a level of the first draft and of a verdict, as this machine computes them."""
@@ -107,35 +106,42 @@ class Bench:
         for request in self._requests:
             pipeline.reset_measurements(same=True)
             answers.append(decoder.complete(request))
+
         return Trial(contender, split, answers)
 
     def _ring_over(self, split: Split) -> VirtualRing:
         """Return a ring over the boards of a split, with the target of the pipeline and its clock."""
-        rank, site = self._pipeline.rank, self.site
+        rank, clock = self._pipeline.rank, self._pipeline.rank.clock
+        assert isinstance(clock, VirtualClock), "trials take place in virtual time"
         target = rank.connections.links[0].cluster.paths
         num_ranks = 1 + len(split.boards)
-        cluster = Cluster(site, rank.clock, [self._works(split)], target, [OFF] * num_ranks)
-        head = SlowHead(self._pipeline.lm_head, Pace(site, rank.clock))
-        return VirtualRing(cluster.links[0], head, num_ranks, rank.spec.device, clock=rank.clock)
+
+        cluster = Cluster(self.profile, clock, [self._works(split)], target, [OFF] * num_ranks)
+        head = SlowHead(self._pipeline.lm_head, Pace(self.profile, clock))
+        return VirtualRing(cluster.links[0], head, num_ranks, rank.spec.device, clock=clock)
 
     def _works(self, split: Split) -> list[Work]:
         """Return the work of each stage."""
         works, end_layer = [], 0
         for board, num_layers in zip(split.boards, split.layers):
             first_layer, end_layer = end_layer, end_layer + num_layers
-            num_inner = sum(first_layer <= layer < end_layer for layer in self._pipeline.spec.part.inner)
-            works.append(work_of(self.site, StageShare([board], num_layers / self.num_layers, num_inner)))
+            last_input = end_layer if end_layer == self.num_layers else end_layer - 1  # the model's output, too
+            num_inner = sum(first_layer <= layer <= last_input for layer in self._pipeline.spec.part.inner)
+
+            works.append(work_of(self.profile, StageShare([board], num_layers / self.num_layers, num_inner)))
+
         return works
 
 
 @contextmanager
-def open_bench(site: Profile, config: PlanConfig) -> Iterator[Bench]:
+def open_bench(profile: Profile, config: PlanConfig) -> Iterator[Bench]:
     """Load the models of a plan into this process. Raises ValueError if an input is missing."""
-    profile = config.run.profile if config.run.cluster else ANY_PROFILE
+    profile_name = config.run.profile if config.run.cluster else ANY_PROFILE
     prepared = prepare(config.with_draft(config.first_draft, pipeline_type=first(config.chosen_methods), hosts="",
-                                         profile=profile, time="virtual"))
+                                         profile=profile_name, time="virtual"))
+
     with as_virtual(prepared) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
-        yield Bench(site, config, prepared, pipeline)
+        yield Bench(profile, config, prepared, pipeline)
 
 
 def _requests(config: PlanConfig, pipeline: Pipeline) -> Iterator[Request]:
@@ -143,24 +149,3 @@ def _requests(config: PlanConfig, pipeline: Pipeline) -> Iterator[Request]:
     run = config.run
     for question in by_turns(config.folder, config.chosen_sets, *run.question_range):
         yield pipeline.request(pipeline.prompt_ids(question, run.template), run, "")
-
-
-def climb(splits: Sequence[Split], try_split: Callable[[Split], Trial]) -> list[Trial]:
-    """Return trials of some splits, ever closer around the fastest one.
-
-    Beside it the speed falls to both sides: towards shorter rounds, where the slowest stage takes longer, and back.
-    """
-    trials: dict[int, Trial] = {}
-    step = max(1, len(splits) // NUM_FIRST)
-    next_indices = {*range(0, len(splits), step), len(splits) - 1}
-
-    while step:
-        for index in sorted(next_indices):
-            trials[index] = try_split(splits[index])
-
-        best_index = max(trials, key=lambda index: trials[index].speed)
-        neighbours = {best_index - step, best_index + step}
-        next_indices = neighbours.intersection(range(len(splits))) - trials.keys()
-        if not next_indices:
-            step //= 2
-    return list(trials.values())
