@@ -37,7 +37,7 @@ RETAINED_BYTES = 80_000_000  # bytes that malloc and the libraries of kernels ke
 LIBRARY_BYTES = 100_000_000  # bytes that bitsandbytes keeps for itself
 PACKED_BYTES = {"Q4_1": 0.75, "Q8_0": 1.125}  # of a weight in blocks as native kernels keep it, if all are of a type
 MAX_PACKED_BYTES = 1.4  # of one in blocks of any type
-PACKING_BYTES = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
+PACKING_BYTES = 10  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
 SMALLER_WEIGHTS = (  # keys that reduce memory; those that change the text least come first
     {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "int4"}, {"quant": "nf4"},
     {"quant": "nf4", "dtype": "bfloat16"},

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from types import SimpleNamespace
 
 import gguf
@@ -10,16 +11,24 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from config.run_config import RunConfig
+from launch.build import build_stage
+from launch.memory import PACKED_BYTES, need
 from launch.run import run
+from launch.spec import RankSpec
 from launch.split.gguf import unpack
-from launch.split.write import check, split
+from launch.split.write import Layout, check, split
 from model.native.compiler import library
-from model.weights.blocks import BLOCK_TYPES, coded_weight, plain_shape, unfold
+from model.weights.blocks import BLOCK_TYPES, QUANTIZERS, block_type, coded_weight, plain_shape, quantize, unfold
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
-from model.weights.quant import STORED
+from model.weights.parts import Part
+from model.weights.quant import IN_BLOCKS, LINEAR_WEIGHT
 from model.weights.unfold import Unfolded
 from model.whole import NativeWhole
+from pipeline.trace import OFF
 from scripts import generate
+from tests.checkpoints import same
+from tests.saved import save_model
 from tests.test_gguf import quantized, write
 from train.writer import TextWriter
 
@@ -52,6 +61,99 @@ def test_a_weight_that_is_unfolded_has_the_numbers_of_llama_cpp(name):
     assert torch.equal(coded_weight(blocks[3:5]).unfold(), unfold(blocks)[3:5])
 
 
+# --- quantizing -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("scale, dtype", [
+    (1, torch.float32), (0.02, torch.bfloat16), (1e-6, torch.float32), (0, torch.float32), (300, torch.float16),
+    (1, torch.float64)], ids=str)
+def test_a_weight_is_quantized_to_the_bytes_of_llama_cpp(name, scale, dtype):
+    noise = torch.randn(NUM_OUTPUTS, NUM_INPUTS, generator=torch.Generator().manual_seed(3))
+    weight = (noise * scale + 0).to(dtype)  # there is no -0
+    weight[2] = 0.25
+    weight[3] = torch.arange(NUM_INPUTS) % 9 - 4  # halves between two codes
+
+    blocks = quantize(name, weight)
+    expected = gguf.quantize(weight.float().numpy(), Kind[name])
+    assert np.array_equal(blocks.flatten(1).numpy(), expected)
+    assert torch.equal(unfold(quantize(name, unfold(blocks))), unfold(blocks)), "quantized again, nothing moves"
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_were(kind, tmp_path):
+    save_model(tmp_path / "base")
+    split(tmp_path / "base", tmp_path / "out", "0+2+2", progress=False, layout=Layout(kind))
+    source, type_name, num_quantized = Unfolded(tmp_path / "base"), IN_BLOCKS[kind], 0
+    for part in check(tmp_path / "out"):
+        assert part.quant == kind
+        for name in part.weights.names():
+            weight, stored = source.read(name), part.weights.read_stored(name)
+            if LINEAR_WEIGHT.search(name) and weight.shape[1] % 32 == 0:
+                assert np.array_equal(stored.flatten(1).numpy(), gguf.quantize(weight.float().numpy(), Kind[type_name]))
+                num_quantized += 1
+            else:
+                assert torch.equal(stored, weight), name
+    assert num_quantized == 4 * 6, "all linear layers but down_proj, whose 48 inputs are no whole groups"
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_a_gguf_file_that_is_quantized_keeps_its_other_blocks(kind, tmp_path):
+    split(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "out", "0+1+1", progress=False, layout=Layout(kind))
+    source = Unfolded(tmp_path / "out" / "whole")
+    for part in check(tmp_path / "out"):
+        for name in part.weights.names():
+            if LINEAR_WEIGHT.search(name):
+                assert block_type(part.weights.stored_form(name).shape).name == IN_BLOCKS[kind]
+            else:
+                assert torch.equal(part.weights.read_stored(name), source.read_stored(name)), name
+
+
+@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_that_was_said(kind, tmp_path):
+    folder = unpack(write(tmp_path / "model.gguf", kinds=(Kind.F32,)), tmp_path / "base", progress=False)
+    packed_tensors = []
+    for name, layout, quant in (("blocks", Layout(kind), "auto"), ("plain", Layout(), kind)):
+        split(folder, tmp_path / name, "0+2", progress=False, layout=layout)
+        config = RunConfig(quant=quant, kernel="native", dtype="float32", max_length=200)
+        spec = RankSpec(config, Part(tmp_path / name / "stage_1"))
+        stage = build_stage(spec, OFF)
+        packed_tensors.append(dict(enumerate(stage.part._weights.tensors)))
+
+        source = spec.part.weights
+        num_weights = sum(prod(source.form(each).shape) for each in source.names() if LINEAR_WEIGHT.search(each))
+        num_bytes = sum(x.numel() * x.element_size() for x in stage.part._weights.tensors if x.dim() > 1)
+        assert num_bytes == num_weights * PACKED_BYTES[IN_BLOCKS[kind]]
+        assert need(spec).weights >= num_bytes
+    assert same(*packed_tensors)
+
+
+@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+@pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
+def test_all_methods_and_stages_write_one_text_with_quantized_weights(kind, kernel, words, tmp_path):
+    save_model(tmp_path / "base")
+    output = tmp_path / "answer.json"
+
+    def text(method, folder, *others):
+        asked = ("prompt_ids=5,17,40,3,28", f"kernel={kernel}", "dtype=float32", "link=threads", "draft=suffix",
+                 "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}", f"model_dir={folder}",
+                 f"output={output}", *words, *others)
+        assert run(generate.GENERATE, asked) == 0
+        return json.loads(output.read_text())["token_ids"]
+
+    for stages in ("0+4", "0+1+1+2"):
+        split(tmp_path / "base", tmp_path / stages, stages, progress=False, layout=Layout(kind))
+    split(tmp_path / "base", tmp_path / "plain", "0+2+2", progress=False)
+    expected = text("ar", tmp_path / "0+4")
+    assert text("ar", tmp_path / "plain", f"quant={kind}") == expected
+    assert kind == "int8" or text("ar", tmp_path / "plain") != expected, "nothing was quantized"
+    for method in ("ar", "continuous", "streaming", "pipedec"):
+        assert text(method, tmp_path / "0+1+1+2") == expected
+    assert len(expected) == 24
+
+
 # --- products ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
@@ -71,8 +173,8 @@ def test_a_product_is_that_of_the_unfolded_weight_with_one_set_of_bits(names):
         torch.nn.Module.__init__(joined)
         joined.in_features, joined.out_features = NUM_INPUTS, len(plain)
         joined._products, joined._weights = products, Weights(packing_of(products.library))
-        layers = [SimpleNamespace(weight=weight, bias=None, in_features=NUM_INPUTS, out_features=NUM_OUTPUTS,
-                                  kind="stored" if weight.dtype == torch.uint8 else "none") for weight in weights]
+        layers = [SimpleNamespace(weight=weight, bias=None, in_features=NUM_INPUTS, out_features=NUM_OUTPUTS)
+                  for weight in weights]
         joined._weight = joined._weights.linear_weight(*layers)
         return joined(rows[:num_rows])
 
@@ -114,7 +216,7 @@ def test_the_texts_for_a_training_are_those_of_a_run(tmp_path):
         "prompt_ids=5,6,7", "kernel=native", "link=threads", "draft=none", "max_new_tokens=24", "ignore_eos=true",
         f"model_dir={tmp_path / 'parts'}", f"output={output}")) == 0
 
-    model = NativeWhole(Unfolded(folder), STORED)
+    model = NativeWhole(Unfolded(folder))
     other_prompt = [8] * 9  # the two are written together
     texts = list(TextWriter(model, [], 24, 0.0, 0).write([[5, 6, 7], other_prompt]))
     assert texts[0].ids == json.loads(output.read_text())["token_ids"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # inputs that share a minimum, and a scale unless each subgroup, a half of them, has one
-WEIGHTS_AT_ONCE = 1 << 22  # that are unfolded, to bound memory
+WEIGHTS_AT_ONCE = 1 << 20  # that are quantized or unfolded, to bound memory
 
 
 class CodedWeight(NamedTuple):
