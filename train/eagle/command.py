@@ -47,7 +47,6 @@ RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads", "accumulate")
 TASK_KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
-BEST = "its best guess is the model's"
 FEATURES = "features"  # folder with the base's features of each conversation
 
 
@@ -227,15 +226,14 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         max_length = min(task.teacher.config.context, args.length)
         decoder = open_decoder(task.teacher, args.out_dir, max_length)
         rows, accepted_length = evaluate(decoder, lessons.prompts, lessons.end_ids, NEW_TOKENS)
-        depths = task.depths
-        agreement = task.agreement(rows, depths)
-        print(f"  held out, {task.counted_by:<46}" + " ".join(f"{depth:>5}" for depth in depths))
-        print(f"  {BEST:<56}" + " ".join(f"{share:5.3f}" for share in agreement))
-        print(f"  {'mean accepted length':<56}{accepted_length:5.2f}  (with the model's own token; {len(rows)} "
-              "answers, trees of 60 nodes)")
+        agreement = dict(zip(task.depths, task.agreement(rows, task.depths)))
 
-        agreement_shares = [round(share, 4) for share in agreement]
-        record.update(held_out_agreement=dict(zip(map(str, depths), agreement_shares)),
+        shares = ", ".join(f"{depth}: {share:.3f}" for depth, share in agreement.items())
+        print(f"  held out, its best guess is the model's, {task.counted_by}: {shares}")
+        print(f"  mean accepted length: {accepted_length:.2f} (with the model's own token; {len(rows)} answers, trees "
+              "of 60 nodes)")
+
+        record.update(held_out_agreement={str(depth): round(share, 4) for depth, share in agreement.items()},
                       held_out_accepted_length=round(accepted_length, 3), held_out_answers=len(rows))
 
     write_json(args.out_dir / RECORD, record)
