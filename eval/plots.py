@@ -37,6 +37,7 @@ SPENT: Mapping[str, tuple[str, str]] = {  # tone and hatch
     "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
 EDGE = {"edgecolor": "black", "linewidth": 0.8}  # of bars
 LINE_SIZE = (6.4, 3.8)  # inches
+MAX_LEVEL_LABELS = 16  # bars whose labels have room beside each other
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
 
@@ -103,9 +104,9 @@ def new_figure(path: str | Path,
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
 def bars(path: Path, series: Lines, x_labels: Sequence[str], title: str, axis_labels: Labels) -> None:
-    """Draw groups of bars with whiskers, and label the bars of the last group, or all of them if they are few."""
+    """Draw groups of bars with whiskers and labels, which are upright if the bars are many."""
     num_bars = len(series) * len(x_labels)
-    bar_width, has_few_bars = 0.82 / len(series), num_bars <= 16
+    bar_width = 0.82 / len(series)
     styles = styles_of([method_bars.name for method_bars in series])
 
     with new_figure(path, (max(6.0, 0.22 * num_bars + 2.5), 3.8)) as axes:
@@ -117,9 +118,8 @@ def bars(path: Path, series: Lines, x_labels: Sequence[str], title: str, axis_la
                                   label=method_bars.name, color=style.tone, hatch=style.hatch,
                                   error_kw={"elinewidth": 0.8}, yerr=method_bars.whiskers, ecolor="black", capsize=2)
 
-            bar_labels = [f"{height:.2f}" if has_few_bars else "" for height in method_bars.heights[:-1]]
-            axes.bar_label(drawn_bars, [*bar_labels, f"{method_bars.heights[-1]:.2f}"],
-                           padding=3, fontsize=8, rotation=0 if has_few_bars else 90)
+            label_angle = 0 if num_bars <= MAX_LEVEL_LABELS else 90
+            axes.bar_label(drawn_bars, fmt="%.2f", padding=3, fontsize=8, rotation=label_angle)
 
         if axis_labels[1] == "SR":
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
