@@ -64,42 +64,28 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
     answers_by_set = of_sets(contender)
     answers = list(itertools.chain(*answers_by_set))
     used_by_rank = utilization(results.tally, answers)
-    row = {"answers": answers, "n": len(answers),
-           "ranks": used_by_rank, "account": account(results.tally, answers)}
+    used_by_stages = [used for rank, used in used_by_rank.items() if rank]
 
-    # speeds
-    row["xi"] = metrics.speed([metrics.sample(answers) for answers in answers_by_set])
-    row["xi_decoding"] = metrics.decoding_speed(answers_by_set)
-    row["total"] = metrics.total_speed(answers)
+    speeds = {"xi": metrics.speed([metrics.sample(answers) for answers in answers_by_set]),
+              "xi_decoding": metrics.decoding_speed(answers_by_set), "total": metrics.total_speed(answers)}
     for ratio in RATIOS:
-        baseline = ratio.baseline(results, contender.draft)
-        samples = itertools.starmap(metrics.paired, zip(answers_by_set, of_sets(baseline)))
-        row[ratio.column] = metrics.speed_up(list(samples))
+        baseline_answers = of_sets(ratio.baseline(results, contender.draft))
+        speeds[ratio.column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
 
-    # tokens of a pass
-    row["accepted_length"] = metrics.accepted_length(answers)
-    row["tokens_per_miss"] = metrics.tokens_per_miss(answers)
     acceptance_rates = metrics.acceptance_by_position(answers)[:NUM_POSITIONS]
-    row["by_position"] = ", ".join(f"{rate:.3f}" for rate in acceptance_rates)
+    lengths = {"accepted_length": metrics.accepted_length(answers), "tokens_per_miss": metrics.tokens_per_miss(answers),
+               "by_position": ", ".join(f"{rate:.3f}" for rate in acceptance_rates)}
 
-    # times of requests and tokens
     request_seconds, token_seconds = metrics.request_times(answers), metrics.token_times(answers)
-    row["ttft"] = metrics.mean(metrics.first_token_times(answers))
-    row["request_mean"] = metrics.mean(request_seconds)
-    row["request_p95"] = metrics.quantile(request_seconds, 0.95)
-    row["tpt_p50"] = metrics.quantile(token_seconds, 0.5)
-    row["tpt_p99"] = metrics.quantile(token_seconds, 0.99)
+    times = {"ttft": metrics.mean(metrics.first_token_times(answers)),
+             "request_mean": metrics.mean(request_seconds), "request_p95": metrics.quantile(request_seconds, 0.95),
+             "tpt_p50": metrics.quantile(token_seconds, 0.5), "tpt_p99": metrics.quantile(token_seconds, 0.99),
+             **{column: metrics.mean([getattr(used, column) for used in used_by_stages]) for column in TIME_COLUMNS}}
 
-    # texts
-    row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
-    row["divergence"] = metrics.lossy_divergence(answers)
-
-    # ranks
-    for column in TIME_COLUMNS:
-        stage_values = [getattr(used, column) for rank, used in used_by_rank.items() if rank]
-        row[column] = metrics.mean(stage_values)
-
-    return row
+    texts = {"equal": metrics.equality(answers, itertools.chain(*of_sets(AR))),
+             "divergence": metrics.lossy_divergence(answers)}
+    return {"answers": answers, "n": len(answers), "ranks": used_by_rank, "account": account(results.tally, answers),
+            **speeds, **lengths, **times, **texts}
 
 
 def summary(results: ResultsFolder) -> dict[Group, Row]:
