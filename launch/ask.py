@@ -80,8 +80,8 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
         rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in acceptance_rates[:MAX_POSITIONS])
     source_counts = sum((Counter(answer.sources) for answer in answers), Counter())
     if source_counts:
-        counts = [f"{count} of {source}" for source, count in sorted(source_counts.items())]
-        rows["guesses in the text"] = ", ".join(counts)
+        count_texts = [f"{count} of {source}" for source, count in sorted(source_counts.items())]
+        rows["guesses in the text"] = ", ".join(count_texts)
 
     # verification
     if config.lossy_rule and not config.temperature:
@@ -118,8 +118,8 @@ def ask_one(pipeline: Pipeline) -> None:
         print(f"{introduction(config)}\n")
     if pipeline.text:
         prompt = escaped(config.prompt)
-        shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
-        print(f"{shown}\n", flush=True)
+        shown_prompt = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
+        print(f"{shown_prompt}\n", flush=True)
 
     generation = pipeline.submit(config.prompt if pipeline.text else config.ids, waits=False)
     if pipeline.text:
@@ -149,16 +149,16 @@ def compare(pipeline: Pipeline, generation: Generation) -> None:
     decoder = pipeline.decoder_for(replace(config, pipeline_type=PLAIN))
     question = config.prompt if pipeline.text else config.ids
     num_tokens = min(PLAIN_TOKENS, answer.new_tokens)
-    plain = pipeline.submit(question, waits=False, decoder=decoder, max_new_tokens=num_tokens)
-    with closing(plain), screen_for(pipeline, draws=True, shows_guesses=False) as screen:
-        for piece in pieces_of(decoder, plain):
-            screen.show(plain, piece)
+    plain_generation = pipeline.submit(question, waits=False, decoder=decoder, max_new_tokens=num_tokens)
+    with closing(plain_generation), screen_for(pipeline, draws=True, shows_guesses=False) as screen:
+        for piece in pieces_of(decoder, plain_generation):
+            screen.show(plain_generation, piece)
 
     mark = "" if config.kind == "real" else f" ({config.kind})"
-    fast, slow = answer.decode_rate, plain.answer.decode_rate
-    is_same = answer.token_ids[:plain.answer.new_tokens] == plain.answer.token_ids
-    print(f"\n{'The same' if is_same else 'Another'} text {fast / slow:.1f} times as fast: "
-          f"{fast:.1f} tokens/s, plain decoding {slow:.1f}{mark}.")
+    fast_rate, slow_rate = answer.decode_rate, plain_generation.answer.decode_rate
+    is_same = answer.token_ids[:plain_generation.answer.new_tokens] == plain_generation.answer.token_ids
+    print(f"\n{'The same' if is_same else 'Another'} text {fast_rate / slow_rate:.1f} times as fast: "
+          f"{fast_rate:.1f} tokens/s, plain decoding {slow_rate:.1f}{mark}.")
 
 
 def ask_many(pipeline: Pipeline) -> None:

@@ -37,7 +37,7 @@ from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
-KEYS = {option.name: option for option in keys_of(RunConfig)}
+KEYS_BY_NAME = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 # A question; a conversation, as alternate texts of user and assistant or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
@@ -143,10 +143,10 @@ def _completed(generation: Generation) -> Generation:
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options of one answer; raises ValueError for a key of the whole pipeline."""
-    pipeline_keys = sorted(options.keys() & KEYS.keys() - keys_with(RunConfig, "per_answer"))
+    pipeline_keys = sorted(options.keys() & KEYS_BY_NAME.keys() - keys_with(RunConfig, "per_answer"))
     if pipeline_keys:
         raise ValueError(f"{pipeline_keys[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
-    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
+    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS_BY_NAME)
 
 
 @dataclass(frozen=True)
@@ -473,8 +473,8 @@ class Pipeline:
     @property
     def plain_rate(self) -> tuple[float, bool]:
         """Tokens per second of plain decoding, and whether they were measured; else estimated from a round trip."""
-        measured = self.ring.pacing.fallback.measured_plain_rate
-        return measured or 1 / max(self.round_trip, 1e-9), bool(measured)
+        measured_rate = self.ring.pacing.fallback.measured_plain_rate
+        return measured_rate or 1 / max(self.round_trip, 1e-9), bool(measured_rate)
 
     @cached_property
     def round_trip(self) -> float:
