@@ -26,17 +26,14 @@ def _hub(base_name: str, head_name: str, stages: str, template: str) -> RunConfi
     return replace(with_draft, base_dir=base_dir, prompt=STORY_PROMPT, stages=stages, template=template)
 
 
+_BUNDLED = RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
+                     stages="0+2+2+2+2", prompt=STORY_PROMPT)
 PRESETS = {
     SMOLLM2: RunConfig(base_dir=str(MODELS_FOLDER / "smollm2-135m"), eagle_dir=str(ROOT / "smollm2" / "eagle"),
                        draft=BEST_DRAFT, stages="0+7+7+8+8", prompt="What is photosynthesis?"),
-    TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
-                     stages="0+2+2+2+2", prompt=STORY_PROMPT,
-                     # on a CPU, each row and each drafted level of such a small model costs time, so only likely
-                     # guesses pay
-                     min_probability=0.1, expand_depth=2, ablate="none_expand"),
-    DEMO: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
-                    stages="0+2+2+2+2", prompt=STORY_PROMPT, pipeline_type=BEST_METHOD, draft=BEST_DRAFT,
-                    profile="jetson-7b", live=True),
+    # on a CPU, each row and each drafted level of such a small model costs time, so only likely guesses pay
+    TOY_PRESET: replace(_BUNDLED, min_probability=0.1, expand_depth=2, ablate="none_expand"),
+    DEMO: replace(_BUNDLED, pipeline_type=BEST_METHOD, draft=BEST_DRAFT, profile="jetson-7b", live=True),
     # the models of the FlowSpec paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
     "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),

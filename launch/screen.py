@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from importlib.util import find_spec
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 from config.cli import shown_path
 from config.run_config import RunConfig
@@ -72,6 +72,8 @@ class LiveScreen(TextScreen):
         return self
 
     def show(self, generation: Generation, piece: str) -> None:
+        from rich.console import Group
+
         self._answer_text += piece
         now = time.monotonic()
         if now < self._next_frame:
@@ -80,7 +82,7 @@ class LiveScreen(TextScreen):
         self._next_frame = now + FRAME_SECONDS
         last_line = self._print_finished()
         drawn_lines = self._picture(generation) if self._shows_guesses else []
-        self._live.update(_stacked([last_line, *drawn_lines]), refresh=True)
+        self._live.update(Group(last_line, *drawn_lines), refresh=True)
 
     def _picture(self, generation: Generation) -> list[Any]:
         """Return the lines below the text, with the figures so far."""
@@ -101,17 +103,15 @@ class LiveScreen(TextScreen):
 
     def _print_finished(self) -> Any:
         """Print the lines that are finished above the picture, and return the last line."""
-        *finished, last_line = self._wrapped()
-        for line in finished[self._num_printed:]:
-            self._live.console.print(line)
-        self._num_printed = len(finished)
-        return last_line
-
-    def _wrapped(self) -> list[Any]:
         from rich.text import Text
 
         lines = Text(escaped(self._answer_text)).wrap(self._console, self._console.width)
-        return [*lines] or [Text()]
+        *finished, last_line = [*lines] or [Text()]
+        for line in finished[self._num_printed:]:
+            self._live.console.print(line)
+
+        self._num_printed = len(finished)
+        return last_line
 
 
 def screen_for(pipeline: Pipeline, draws: bool, shows_guesses: bool = True) -> TextScreen:
@@ -162,12 +162,6 @@ def styled(line: Line) -> Any:
 
     parts = [(text, STYLES[style]) for text, style in line]
     return Text.assemble(*parts, no_wrap=True)
-
-
-def _stacked(lines: Sequence[Any]) -> Any:
-    from rich.console import Group
-
-    return Group(*lines)
 
 
 def scene_of(generation: Generation, name_of: Callable[[int], str], num_stages: int) -> Scene:
