@@ -60,18 +60,3 @@ def under(preset: RunConfig, root: str) -> RunConfig:
         return str(Path(root) / Path(folder_path).relative_to(MODELS_FOLDER))
 
     return replace(preset, models=root, base_dir=moved(preset.base_dir), eagle_dir=moved(preset.eagle_dir))
-
-
-def absent(config: RunConfig) -> str:
-    """Return the error message for missing folders of a preset; empty if none is missing or none is of a preset."""
-    root = Path(config.models) if config.models else MODELS_FOLDER
-    model_folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name]
-    missing_folders = [folder for folder in model_folders if root in folder.parents and not folder.is_dir()]
-    if not missing_folders:
-        return ""
-
-    names = " and no folder ".join(map(str, missing_folders))
-    downloads = (f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing_folders)
-    commands = " and ".join(downloads)
-    return (f"there is no folder {names}: type {commands} (see docs/models.md), "
-            "or name the folder of your models with models=DIR")

@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple, Sequence
 from cluster.agreement import PartFacts
 from config.console import say
 from config.files import check_folder, check_output
-from config.presets import ROOT, absent
+from config.presets import ROOT
 from config.questions import read
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
@@ -178,9 +178,6 @@ def split_of(config: RunConfig, may_write: bool) -> Path:
     """Return the folder of the split of a model. Write it if `may_write`, or if this rank's part is incomplete."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
-    missing_folders = absent(config)
-    if missing_folders:
-        raise ValueError(missing_folders)
 
     stages = ""
     if not config.unpiped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from config.cli import flat, help_text, parse
 from config.keys import options, parsed
 from config.methods import METHODS
 from config.old_names import OLD_NAMES, advice_for
-from config.presets import PRESETS, ROOT, absent
+from config.presets import PRESETS, ROOT
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
 from eval.keys import EvalConfig
@@ -75,15 +76,10 @@ def test_the_models_of_presets_lie_under_one_root_that_is_named_once(tmp_path: P
 
 
 def test_a_preset_without_its_model_says_how_to_get_it(tmp_path: Path) -> None:
-    config = parse(["vicuna-7b", f"models={tmp_path}"])
-    base, head = "lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3"
-    assert (f"hf download {base} --local-dir {tmp_path / base} and hf download {head} --local-dir {tmp_path / head}"
-            in absent(config))
-    (tmp_path / base).mkdir(parents=True)
-    assert f"there is no folder {tmp_path / head}: type hf download {head}" in absent(config)
-    (tmp_path / head).mkdir(parents=True)
-    assert absent(config) == "" == absent(parse(["base_dir=nowhere", "eagle_dir=neither"]))
-    with pytest.raises(ValueError, match="type hf download Qwen/Qwen3-8B"):
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/Qwen/Qwen3-8B.*as hf download NAME"):
+        prepare(parse(["qwen3-8b", f"models={tmp_path}"]))
+    shutil.copytree(ROOT / "toy" / "llama", tmp_path / "Qwen" / "Qwen3-8B")
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/AngelSlim/.*as hf download NAME"):
         prepare(parse(["qwen3-8b", f"models={tmp_path}"]))
 
 
