@@ -50,7 +50,7 @@ def is_in(path: str, rooms: tuple[str, ...]) -> bool:
 
 
 def commands_of(rooms: tuple[str, ...]) -> list[str]:
-    """The commands that cannot do without these rooms: those that import them before they read a word."""
+    """The commands that import these rooms, if only for some of their words: they are deleted, too."""
     return [source.path for source in python_files() if source.parts[0] == "scripts"
             and any(is_in(name.replace(".", "/"), rooms) for name in imports(source))]
 
