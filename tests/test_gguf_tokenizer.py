@@ -64,17 +64,26 @@ PIECES = [  # by hand
     ("qwen2", MONEY, ["I", "'LL", " pay", " $", *"1234.50", " ", " now", *LINES]),
     ("tekken", MONEY, ["I", "'LL", " pay", " $", *"1234.50", " ", " now", *LINES]),
     ("gpt-4o", MONEY, ["I'LL", " pay", " $", "123", "4", ".", "50", " ", " now", *LINES]),
+    ("falcon", MONEY, ["I", "'", "LL", " pay", " ", "$", "123", "4", ".", "50", " ", " now", "\n\n ", " x", " ", "=",
+                       " 5", ";", "\t", "OK"]),
     ("deepseek-llm", MONEY, [*BEFORE_DIGITS, *"1234.50", " ", " now", "\n", *LINES[0][1:], *LINES[1:]]),
+    ("deepseek-v3", MONEY, ["I", "'LL", " pay", " $", "123", "4", ".", "50", " ", " now", *LINES]),
+    ("bloom", MONEY, ["I'LL", " pay", " $1234", ".", "50", " ", " now", "\n\n ", " x", " =", " 5;", "\t", "OK"]),
     ("llama-bpe", "Steps:\n\n1.", ["Steps", ":\n\n", "1", "."]),
     ("smollm", "Steps:\n\n1.", ["Steps", ":", "\n\n", "1", "."]),
     ("smollm", "x  5\t\t1\n    12", ["x", "  ", "5", "\t\t", "1", "\n    ", "1", "2"]),
     ("gpt-2", "x  5\t\t1\n    12", ["x", " ", " 5", "\t", "\t", "1", "\n   ", " 12"]),
     ("tekken", "parseJSON HTTPServer", ["parse", "JSON", " HTTPServer"]),
     ("gpt-4o", "it's/\n\n", ["it's", "/\n\n"]),
+    ("deepseek-v3", "\u4ef7\u683c\u662f1234\u5143\u3002", ["\u4ef7\u683c\u662f", "123", "4", "\u5143", "\u3002"]),
     ("deepseek-llm", "\u4ef7\u683c12\u3002", ["\u4ef7\u683c", "1", "2", "\u3002"]),
+    ("kimi-k2", "\u4f60\u597dab 1234", ["\u4f60\u597d", "ab", " ", "123", "4"]),
     ("superbpe", "a 1234567", ["a ", "1", "234", "567"]),
+    ("afmoe", "a 1234567", ["a", " ", "1", "234", "567"]),
+    ("tiny_aya", "a 1234567", ["a", " ", "1", "234", "567"]),
     ("viking", "ab 12.", ["ab", " ", "1", "2", "."]),
     ("seed-coder", "a;\n\nb", ["a", ";", "\n\n", "b"]),
+    ("exaone-moe", "ab cd;\n\n", ["ab cd", ";\n", "\n"]),
 ]
 
 
@@ -89,6 +98,9 @@ LLAMA_3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?
 MISTRAL = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
            r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
+DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+            r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 CASED = "[" + "".join(character for character in map(chr, range(0x250)) if character.isupper() or (
     character.islower() and character not in "\u00aa\u00ba")) + "\u0400-\u0481\u048a-\u052f" + "]+"
 ORIGINALS = {  # as the authors' tokenizer.json has them
@@ -96,6 +108,8 @@ ORIGINALS = {  # as the authors' tokenizer.json has them
     "dbrx": [Split(Regex(LLAMA_3), "isolated")],
     "qwen2": [Split(Regex(LLAMA_3.replace("{1,3}", "")), "isolated")],
     "tekken": [Split(Regex(MISTRAL), "isolated")],
+    "deepseek-v3": [Split(Regex(r"\p{N}{1,3}"), "isolated"), Split(Regex(CJK), "isolated"),
+                    Split(Regex(DEEPSEEK), "isolated")],
     "deepseek-coder": [Split(Regex("[\r\n]"), "isolated"), Split(Regex(r"\s?\p{L}+"), "isolated"),
                        Split(Regex(r"\s?\p{P}+"), "isolated"),
                        Split(Regex("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"), "isolated"),
@@ -104,10 +118,11 @@ ORIGINALS = {  # as the authors' tokenizer.json has them
                      Split(Regex("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"), "isolated"),
                      Split(Regex(r"\s+$"), "isolated"), Split(Regex("[\u0800-\u9fa5\uac00-\ud7ff]+"), "isolated"),
                      pre_tokenizers.Digits(individual_digits=True)],
-    **dict.fromkeys(("smollm", "refact", "starcoder"), [pre_tokenizers.Digits(individual_digits=True)]),
+    "bloom": [Split(Regex(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"), "isolated")],
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), [pre_tokenizers.Digits(individual_digits=True)]),
     **dict.fromkeys(("gpt-2", "olmo"), []),
 }
-BY_GPT_2 = ("smollm", "refact", "starcoder", "gpt-2", "olmo")
+BY_GPT_2 = ("smollm", "refact", "starcoder", "command-r", "gpt-2", "olmo")
 
 
 def original(pre: str) -> Tokenizer:
@@ -119,7 +134,7 @@ def original(pre: str) -> Tokenizer:
     letters = Bytes(add_prefix_space=False, use_regex=pre in BY_GPT_2)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*ORIGINALS[pre], letters])
     tokenizer.decoder = decoders.ByteLevel()
-    if pre in ("qwen2", "olmo"):
+    if pre in ("qwen2", "olmo", "command-r"):
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
@@ -147,7 +162,8 @@ def test_letters_and_their_accents_become_one_where_the_authors_do_so() -> None:
         tokenizer = built(pre)
         return tokenizer("e\u0301")["input_ids"] == tokenizer("\u00e9")["input_ids"]
 
-    assert {*filter(composes, PRE_TOKENIZERS)} == {"qwen2", "deepseek-r1-qwen", "mpt", "olmo"}
+    assert {*filter(composes, PRE_TOKENIZERS)} == {
+        "qwen2", "deepseek-r1-qwen", "qwen35", "mpt", "olmo", "command-r"}
 
 
 def test_the_letters_of_deepseek_are_cut_from_others() -> None:

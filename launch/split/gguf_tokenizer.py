@@ -1,8 +1,8 @@
 """Build the tokenizer of a GGUF file from the lists in its metadata, with the library `tokenizers`.
 
 A byte-level file holds tokens and merges, but only a name for the way in which it splits a text before it merges. The
-patterns of each name are a table here, as the model's authors published them, for models of a supported family. A file
-with another name is refused: other pieces would be other tokens, without an error.
+patterns of each name are a table here, as the model's authors published them. A file with another name is refused:
+other pieces would be other tokens, without an error.
 """
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPE
          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES)
 ENDING = f"{ENDINGS}?"
 GPT_4O = CASED % (ENDING, ENDING, TRIPLE)
+HAN_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+HAN_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI = r"[\p{Han}]+|" + (CASED % (ENDING, ENDING, TRIPLE)).replace(UPPER, HAN_UPPER).replace(LOWER, HAN_LOWER).replace(
+    "[\\r\\n/]*", "[\\r\\n]*")
+SYMBOLS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+CHINESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+DEEPSEEK_3 = SYMBOLS + r"[\r\n]*|" + SPACES
 # All letters with a case in the scripts and the Unicode version that DeepSeek's first tokenizer lists
 DEEPSEEK_LETTERS = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^"
@@ -33,6 +40,7 @@ DEEPSEEK_LETTERS = (
     "\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df2a]]")
 ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 SENTENCE = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+DIGITS_FROM_BEHIND = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 
 
 class PreTokenizer(NamedTuple):
@@ -49,21 +57,48 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: form for names, form in {
         PreTokenizer((LLAMA_3,), keeps_tokens=True, adds_bos=True),
     "dbrx smaug-bpe glm4 chatglm-bpe": PreTokenizer((LLAMA_3,)),
     "minicpm5": PreTokenizer((TRIPLE, f"{ENDINGS}|{WORD % (DIGIT + '+')}"), keeps_tokens=True),
+    "jais-2": PreTokenizer((LLAMA_3.replace(r"\s+(?!\S)|\s+", "|".join(
+        [*(rf"\s{{{1 << power}}}(?!\S)" for power in range(9, 1, -1)), r"\s{1,2}(?!\S)", r"\s{1}"])),)),
     "qwen2 deepseek-r1-qwen": PreTokenizer((QWEN_2,), is_composed=True),
     "stablelm2 kormo f2llmv2 megrez hunyuan solar-open grok-2": PreTokenizer((QWEN_2,)),
+    "qwen35": PreTokenizer((
+        QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),), is_composed=True),
     "ufakzeka": PreTokenizer((WORD % DIGIT,)),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", QWEN_2)),
     "seed-coder": PreTokenizer((QWEN_2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+"),)),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer((
+        "'(?i:[sdmt]|ll|ve|re)|" + (WORD % DIGIT).replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
+    "exaone-moe": PreTokenizer((
+        ENDINGS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",)),
     "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe modern-bert gigachat "
     "a.x-4.0 mellum exaone4 jais trillion granite-docling": PreTokenizer((GPT_2,)),
     "mpt olmo": PreTokenizer((GPT_2,), is_composed=True),
     "smollm starcoder refact codeshell exaone minerva-7b mellum2": PreTokenizer((DIGIT, GPT_2)),
+    "command-r": PreTokenizer((DIGIT, GPT_2), is_composed=True),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT_2, "[0-9][0-9][0-9]")),
+    "chameleon": PreTokenizer(("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", DIGIT,
+                               r"[\p{P}!-/:-@\[-`{-~]", GPT_2), adds_bos=True),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((GPT_4O,)),
+    "granite-embed-multi-97m": PreTokenizer((GPT_4O,), keeps_tokens=True),
     "tekken": PreTokenizer((CASED % ("", "", DIGIT),), keeps_tokens=True, adds_bos=True),
+    "tiny_aya cohere2moe": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O)),
+    "kimi-k2": PreTokenizer((KIMI,)),
     "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "deepseek-llm": PreTokenizer(("[\r\n]", rf"\s?{DEEPSEEK_LETTERS}+",
                                   "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", r"\s+$", ASIAN,
                                   DIGIT)),
     "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", ASIAN, DIGIT)),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer((TRIPLE, CHINESE, DEEPSEEK_3)),
+    "spark2_5": PreTokenizer((TRIPLE, CHINESE, SYMBOLS + r"|[\r\n]|\s+(?!\S)|\s+", DIGIT)),
+    "youtu": PreTokenizer((
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+        f"\ufe30-\ufe4f]+|[\u3105-\u312f]+|{CHINESE}", CASED % (ENDING, ENDING, DIGIT)), keeps_tokens=True),
+    "afmoe": PreTokenizer((
+        DIGITS_FROM_BEHIND,
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+        "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+", DEEPSEEK_3)),
+    "poro-chat bloom gpt3-finnish": PreTokenizer((SENTENCE,)),
     "viking": PreTokenizer((SENTENCE, DIGIT)),
 }.items() for name in names.split()}
 
