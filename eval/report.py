@@ -152,10 +152,10 @@ def _missing(results: ResultsFolder) -> Lines:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
+def _table(title: str, head: Sequence[str], cells_by_label: Rows) -> Lines:
     """Yield a table with the cells of each contender."""
     yield f"{title}:\n"
-    lines = ([label, *cells] for label, cells in rows.items())
+    lines = ([label, *cells] for label, cells in cells_by_label.items())
     yield from markdown(["method", *head], lines)
     yield ""
 
@@ -164,15 +164,15 @@ def _paper_table(view: TemperatureView) -> Lines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
     results, baseline = view.results, view.results.baseline
     ratio_column = f"sr_{baseline.method}"
-    rows = {}
+    cells_by_label = {}
 
     for label, by_set in view.rows.items():
         cells = view.cells(label, lambda row: f"{_shown(row['xi'])} ({_shown(row[ratio_column])})", NOT_MEASURED)
         mean_row = by_set[MEAN]
-        rows[label] = [*cells, f"{_shown(mean_row['xi'])} ({_interval(mean_row[ratio_column])})"]
+        cells_by_label[label] = [*cells, f"{_shown(mean_row['xi'])} ({_interval(mean_row[ratio_column])})"]
 
     title = f"Tokens per second, ξ, and in brackets the ratio to {results.label(baseline)}, SR {view.where}"
-    return _table(title, [*results.sets, MEAN], rows)
+    return _table(title, [*results.sets, MEAN], cells_by_label)
 
 
 def _screen_table(view: TemperatureView) -> str:
@@ -202,11 +202,11 @@ def _ratio_table(view: TemperatureView) -> Lines:
             ratios_by_heading[f"SR to {ratio.method}{draft_suffixes[ratio.draft]}"] = ratio
 
     columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios_by_heading.values()))
-    rows = {label: [_interval(by_set[MEAN][column]) for column in columns]
-            for label, by_set in view.rows.items()}
+    cells_by_label = {label: [_interval(by_set[MEAN][column]) for column in columns]
+                      for label, by_set in view.rows.items()}
 
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
-    yield from _table(title, ["ξ", "ξ of decoding", *ratios_by_heading], rows)
+    yield from _table(title, ["ξ", "ξ of decoding", *ratios_by_heading], cells_by_label)
     yield from (f"- **{heading}**: {ratio.about}" for heading, ratio in ratios_by_heading.items())
     yield ""
 
@@ -215,10 +215,10 @@ def _figure_tables(view: TemperatureView) -> Lines:
     """Yield, by contender and data set, a table for each of FIGURES that was measured."""
     for title, figure_names, num_digits, factor in FIGURES:
         to_cell = partial(_cell, figure_names, num_digits, factor)
-        rows = {label: view.cells(label, to_cell, NOT_MEASURED) for label in view.rows}
-        has_figures = any(cell.strip(f"{NOT_MEASURED}; ") for cells in rows.values() for cell in cells)
+        cells_by_label = {label: view.cells(label, to_cell, NOT_MEASURED) for label in view.rows}
+        has_figures = any(cell.strip(f"{NOT_MEASURED}; ") for cells in cells_by_label.values() for cell in cells)
         if has_figures:
-            yield from _table(f"{title} {view.where}", view.results.sets, rows)
+            yield from _table(f"{title} {view.where}", view.results.sets, cells_by_label)
 
 
 def _stage_tables(view: TemperatureView) -> Lines:
@@ -227,11 +227,11 @@ def _stage_tables(view: TemperatureView) -> Lines:
     all_ranks = sorted({rank for ranks in used_by_label.values() for rank in ranks})
 
     def rank_table(title: str, figures_of: Callable[[Utilization], Sequence[float]], num_digits: int) -> Lines:
-        rows = {}
+        cells_by_label = {}
         for label, ranks in used_by_label.items():
             cells = {rank: _joined(figures_of(used), num_digits) for rank, used in ranks.items()}
-            rows[label] = [cells.get(rank, NOT_MEASURED) for rank in all_ranks]
-        return _table(f"{title} {view.where}", [f"rank {rank}" for rank in all_ranks], rows)
+            cells_by_label[label] = [cells.get(rank, NOT_MEASURED) for rank in all_ranks]
+        return _table(f"{title} {view.where}", [f"rank {rank}" for rank in all_ranks], cells_by_label)
 
     if all_ranks:
         yield from rank_table("Per cent of the time that each rank computed; waited; was idle",
@@ -270,9 +270,9 @@ def _source_table(view: TemperatureView) -> Lines:
 
     sources = sorted({source for counts in counts_by_label.values() for source in counts})
     if len(sources) > 1:
-        rows = {label: [str(counts[source]) for source in sources]
-                for label, counts in counts_by_label.items() if counts}
-        yield from _table(f"Guesses that became text, by source {view.where}", sources, rows)
+        cells_by_label = {label: [str(counts[source]) for source in sources]
+                          for label, counts in counts_by_label.items() if counts}
+        yield from _table(f"Guesses that became text, by source {view.where}", sources, cells_by_label)
 
 
 def _cell(figure_names: Sequence[str], num_digits: int, factor: float, row: Row) -> str:

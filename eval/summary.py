@@ -66,26 +66,32 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
     used_by_rank = utilization(results.tally, answers)
     used_by_stages = [used for rank, used in used_by_rank.items() if rank]
 
-    speeds = {"xi": metrics.speed([metrics.sample(answers) for answers in answers_by_set]),
-              "xi_decoding": metrics.decoding_speed(answers_by_set), "total": metrics.total_speed(answers)}
+    speed_figures = {
+        "xi": metrics.speed([metrics.sample(answers) for answers in answers_by_set]),
+        "xi_decoding": metrics.decoding_speed(answers_by_set),
+        "total": metrics.total_speed(answers)}
     for ratio in RATIOS:
         baseline_answers = of_sets(ratio.baseline(results, contender.draft))
-        speeds[ratio.column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
+        speed_figures[ratio.column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
 
     acceptance_rates = metrics.acceptance_by_position(answers)[:NUM_POSITIONS]
-    lengths = {"accepted_length": metrics.accepted_length(answers), "tokens_per_miss": metrics.tokens_per_miss(answers),
-               "by_position": ", ".join(f"{rate:.3f}" for rate in acceptance_rates)}
+    length_figures = {
+        "accepted_length": metrics.accepted_length(answers),
+        "tokens_per_miss": metrics.tokens_per_miss(answers),
+        "by_position": ", ".join(f"{rate:.3f}" for rate in acceptance_rates)}
 
     request_seconds, token_seconds = metrics.request_times(answers), metrics.token_times(answers)
-    times = {"ttft": metrics.mean(metrics.first_token_times(answers)),
-             "request_mean": metrics.mean(request_seconds), "request_p95": metrics.quantile(request_seconds, 0.95),
-             "tpt_p50": metrics.quantile(token_seconds, 0.5), "tpt_p99": metrics.quantile(token_seconds, 0.99),
-             **{column: metrics.mean([getattr(used, column) for used in used_by_stages]) for column in TIME_COLUMNS}}
+    time_figures = {
+        "ttft": metrics.mean(metrics.first_token_times(answers)),
+        "request_mean": metrics.mean(request_seconds), "request_p95": metrics.quantile(request_seconds, 0.95),
+        "tpt_p50": metrics.quantile(token_seconds, 0.5), "tpt_p99": metrics.quantile(token_seconds, 0.99),
+        **{column: metrics.mean([getattr(used, column) for used in used_by_stages]) for column in TIME_COLUMNS}}
 
-    texts = {"equal": metrics.equality(answers, itertools.chain(*of_sets(AR))),
-             "divergence": metrics.lossy_divergence(answers)}
+    text_figures = {
+        "equal": metrics.equality(answers, itertools.chain(*of_sets(AR))),
+        "divergence": metrics.lossy_divergence(answers)}
     return {"answers": answers, "n": len(answers), "ranks": used_by_rank, "account": account(results.tally, answers),
-            **speeds, **lengths, **times, **texts}
+            **speed_figures, **length_figures, **time_figures, **text_figures}
 
 
 def summary(results: ResultsFolder) -> dict[Group, Row]:
@@ -93,13 +99,13 @@ def summary(results: ResultsFolder) -> dict[Group, Row]:
 
     The latter have `MEAN` in place of a set.
     """
-    sets_by_name = {**{name: [name] for name in results.sets}, MEAN: results.sets}
+    sets_by_name = {**{set_name: [set_name] for set_name in results.sets}, MEAN: results.sets}
     rows_by_group: dict[Group, Row] = {}
 
-    for temperature, name, contender in itertools.product(results.temperatures, sets_by_name, results.contenders):
-        group = (*contender, name, temperature)
-        if group in results.groups or name == MEAN:
-            row = figures(results, contender, sets_by_name[name], temperature)
+    for temperature, set_name, contender in itertools.product(results.temperatures, sets_by_name, results.contenders):
+        group = (*contender, set_name, temperature)
+        if group in results.groups or set_name == MEAN:
+            row = figures(results, contender, sets_by_name[set_name], temperature)
             origin = {"emulated": any(answer["emulated"] for answer in row["answers"]),
                       "profile": next((answer["profile"] for answer in row["answers"]), "")}
             rows_by_group[group] = {**dict(zip(GROUP, group)), **row, **origin}
@@ -140,8 +146,9 @@ class TemperatureView:
 
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in results.contenders:
-            groups = {name: (*contender, name, temperature) for name in [*results.sets, MEAN]}
-            self.rows[results.label(contender)] = {name: rows[group] for name, group in groups.items() if group in rows}
+            group_by_set = {set_name: (*contender, set_name, temperature) for set_name in [*results.sets, MEAN]}
+            rows_by_set = {set_name: rows[group] for set_name, group in group_by_set.items() if group in rows}
+            self.rows[results.label(contender)] = rows_by_set
 
     def means(self, figure: str) -> dict[str, Any]:
         """Return this figure over all sets, for the contenders that have it."""
