@@ -58,7 +58,6 @@ class Profile:
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
     levels: tuple[LevelTime, ...] = ()  # milliseconds of a level for drafts that differ from `level`
     links: tuple[LinkTimes, ...] = ()  # wires that differ; each is the same both ways
-    model_of: str = ""  # the name of the measured model; empty: none was measured
 
     def slowed(self, factor: float) -> Profile:
         """Return the same cluster in slow motion: all times are multiplied by `factor`, and all rates divided by it."""
@@ -167,7 +166,7 @@ SOURCE_KIND = Kind(f"{', '.join(ALONE)}, ssm1, ssm2 or so on",
               lambda value: value in ALONE or TEXT_KIND.fits(value) and bool(re.fullmatch("ssm[1-9][0-9]{0,2}", value)))
 END_COLUMN = "rank", integer(0, MAX_BOARDS)
 FIELD_KINDS: dict[str, Kind] = {
-    "like": one_of(*PROFILES), "about": TEXT_KIND, "model_of": TEXT_KIND,
+    "like": one_of(*PROFILES), "about": TEXT_KIND,
     "layers": COUNT, "free": integer(0, MAX_BOARDS), "mbps": RATE_KIND,
     "model": number(1 / MAX_MILLISECONDS, MAX_MILLISECONDS),
     **dict.fromkeys((*TIME_FIELDS[1:], "weights"), TIME_KIND),

@@ -18,6 +18,7 @@ from config.presets import PRESETS, ROOT
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
 from eval.keys import EvalConfig
+from eval.plan.keys import PlanConfig
 from launch.run import prepare
 from tests.checkpoints import refused
 
@@ -245,7 +246,7 @@ def test_an_old_value_is_answered_with_what_to_write(word):
 
 
 def test_the_keys_of_today_that_old_names_lead_to_exist():
-    keys = {option.name for kind in (RunConfig, EvalConfig) for option in options(kind)}
+    keys = {option.name for kind in (RunConfig, EvalConfig, PlanConfig) for option in options(kind)}
     assert {key for key, _ in OLD_NAMES.values()} <= keys
     assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
     assert advice_for("init_topk", {"stages"}) == "", "the command has no width"

@@ -212,7 +212,7 @@ def test_a_profile_without_weights_has_no_memory(tmp_path):
 def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(tmp_path):
     path = tmp_path / "site.json"
     site = replace(SITE, links=((1, 2, 3.0, 4.0),),
-                   memory=(8.0,) * 3, levels=(("ssm1", 9.0),), model_of="toy")
+                   memory=(8.0,) * 3, levels=(("ssm1", 9.0),))
     write(str(path), site)
     assert read(str(path)) == site
     slow = site.slowed(2)

@@ -35,6 +35,7 @@ def best_splits(site: Profile, max_layers: Sequence[int], num_layers: int, num_r
     while split := _shortest_round(site, max_layers, num_layers, num_rows, limit):
         splits.append(split)
         limit = split.slowest_time
+
     return splits
 
 
