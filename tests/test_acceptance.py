@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, rate, run_lengths
+from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, rate
 from eval.dsi.command import main
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
@@ -67,11 +67,6 @@ def test_each_definition_is_what_a_person_computes(texts, likeliest, prefix, of_
     records = [matches(text) for text in texts]
     found = [rate(records, definition).value for definition in DEFINITIONS]
     assert found == pytest.approx([likeliest, prefix, of_runs, original], nan_ok=True)
-
-
-def test_runs_end_with_misses_and_the_last_one_may_be_cut_off():
-    assert run_lengths(matches("MXXMMXMMM")) == ([1, 0, 2], 3)
-    assert run_lengths(matches("MX")) == ([1], 0)
 
 
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():

@@ -87,12 +87,5 @@ def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_s
     assert online_mean(two, half, 1, 2, 2, max_run=1) == pytest.approx(half * (3.25 + 4) + after)
 
 
-@pytest.mark.parametrize(("acceptance", "most"),
-                         [(0.0, 20), (0.5, 0), (0.5, 50)])
-def test_texts_that_would_never_end_are_refused(acceptance: float, most: int) -> None:
-    with pytest.raises(ValueError, match="give an acceptance above 0"):
-        online_mean(TIMES, acceptance, 5, 7, 50, most)
-
-
 def test_two_servers_allow_a_lookahead_of_the_paper_for_every_row() -> None:
     assert all(recomputed(row, Paper(num_target_servers=2)).dsi_lookahead <= 10 for row in TABLE)

@@ -92,7 +92,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "latency device=cuda:99": "device=cuda:99 does not exist here",
     "offline accounting=exact": "choose one of corrected, original",
     "offline k=1": "is too small for k=1",
-    "offline picture=costs.txt": "name one that ends in .png or .svg",
+    "offline picture=costs.txt": "give a file that ends in .png or .svg",
     "online c=5": "c=5 exceeds failure_cost=1, but the drafter must not be slower than the target: give c=1 or less",
     "online a=1.1": "give a number from 0 to 1",
     "online k=1.5": "k=1.5 is not a whole number",
@@ -109,7 +109,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "online traces=nowhere.json": "nowhere.json",
     "paper S=20": "give a number from 21",
     "paper num_target_servers=1": "give a number from 2",
-    "table output=rows.csv": "rows.csv is not a JSON file",
+    "table output=rows.csv": "rows.csv is not possible: give a file that ends in .json",
     "table drafts=": "drafts is empty",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from config.keys import key, read_keys
 from eval.dsi.keys import COMMAND
 from eval.metrics import Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
-from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import Model, answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
 Record = Sequence[int]
 Records = Sequence[Record]
-ALL_SETS = "all"
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,6 @@ class AcceptanceConfig(MeasureKeys):
         names_file=True, is_output=True)
 
 
-class RunLengths(NamedTuple):
-    """The lengths of the runs of one text."""
-
-    ended: list[int]  # of the runs that a miss ended, including runs of length 0
-    cut_off: int  # of the run that the end of the text cut off
-
-
-def run_lengths(record: Record) -> RunLengths:
-    """Return the lengths of the runs of one text."""
-    signs = "".join(map(str, record))
-    *ended, cut_off = map(len, signs.split("0"))
-    return RunLengths(ended, cut_off)
-
-
 def match_counts(record: Record) -> dict[str, tuple[int, int]]:
     """Return, for each definition of the acceptance rate, the number of matches and the number of runs that count.
 
@@ -73,7 +58,8 @@ def match_counts(record: Record) -> dict[str, tuple[int, int]]:
     original: the count in a branch of the paper's repository. It treats a run that is cut off as one that ended, and
     omits a run that the last token ends.
     """
-    ended, cut_off = run_lengths(record)
+    signs = "".join(map(str, record))
+    *ended, cut_off = map(len, signs.split("0"))  # the end of the text cuts off the last run
     first_run = ended[0] if ended else cut_off
     original_runs = [*ended, cut_off] if cut_off else ended[:-1]
 
@@ -100,6 +86,13 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
     return bootstrap([samples], rate_of_sums)
 
 
+def measured_records(target: Model, drafter: Model, prompts: Iterable[Sequence[int]], config: MeasureKeys) -> Records:
+    """Return the record of a drafter along the target's text for each prompt."""
+    sampler = sampler_of(config)
+    texts = ((prompt, answer(target, prompt, config.max_new_tokens, sampler)) for prompt in prompts)
+    return [record(drafter, prompt, text, sampler) for prompt, text in texts]
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 def main(argv: list[str]) -> int:
@@ -110,13 +103,9 @@ def main(argv: list[str]) -> int:
     drafter = open_model(config.draft, config, target)
     prompts_by_set = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
 
-    sampler = sampler_of(config)
-    records_by_set: dict[str, list[list[int]]] = {}
+    records_by_set: dict[str, Records] = {}
     for name, prompts in prompts_by_set.items():
-        records_by_set[name] = []
-        for prompt in ProgressBar(prompts, desc=name, leave=False):
-            text = answer(target, prompt, config.max_new_tokens, sampler)
-            records_by_set[name].append(record(drafter, prompt, text, sampler))
+        records_by_set[name] = measured_records(target, drafter, ProgressBar(prompts, desc=name, leave=False), config)
 
     choice = "greedy decoding"
     if config.do_sample:
@@ -127,7 +116,7 @@ def main(argv: list[str]) -> int:
 
     all_records = list(chain(*records_by_set.values()))
     if len(records_by_set) > 1:
-        records_by_set[ALL_SETS] = all_records
+        records_by_set["all"] = all_records
     print(table(records_by_set))
     if config.traces:
         write_json(config.traces, all_records, indent=None)
@@ -136,14 +125,10 @@ def main(argv: list[str]) -> int:
 
 def table(records_by_set: Mapping[str, Records]) -> str:
     """Return a table with one line of rates for each data set."""
-    rate_columns = [f"{name}, 95 %" for name in DEFINITIONS]
-    heading = ["", "prompts", "tokens", *rate_columns]
-
+    heading = ["", "prompts", "tokens", *(f"{name}, 95 %" for name in DEFINITIONS)]
     rows = []
     for name, records in records_by_set.items():
-        num_tokens = sum(map(len, records))
-        row = [name, str(len(records)), str(num_tokens)]
-
+        row = [name, str(len(records)), str(sum(map(len, records)))]
         for definition in DEFINITIONS:
             value, low, high = (number(bound, 3) for bound in rate(records, definition))
             row.append(f"{value} [{low}, {high}]")

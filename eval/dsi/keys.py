@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
 from config.keys import Checked, key
-from config.values import COUNT, Choices, Range
+from config.values import COUNT, Choices, Range, TextForm
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
 COMMAND = "python3 -m scripts.simulate"
@@ -61,12 +61,7 @@ class Offline(Simulation):
     accounting: str = key("corrected", "of DSI: corrected (as by events), or original (as in the published simulator)",
         Choices(ACCOUNTINGS), heading="Accounting")
     picture: str = key("", "file (.png or .svg) for histograms of costs and iterations; empty: none",
-        names_file=True, is_output=True)
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.picture and not self.picture.endswith((".png", ".svg")):
-            yield f"picture={self.picture} is not a picture file: name one that ends in .png or .svg"
+        TextForm(r".*\.(png|svg)", "a file that ends in .png or .svg"), names_file=True, is_output=True)
 
 
 @dataclass(frozen=True)

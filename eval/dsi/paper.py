@@ -107,13 +107,9 @@ def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_
                 max_run: int = MAX_RUN) -> float:
     """Return the mean cost of a text by DSI with these servers, or by SI if `num_servers` is None.
 
-    No run has more than `max_run` accepted drafts. Raises ValueError if no text would end, or the first run would end
-    it.
+    No run has more than `max_run` accepted drafts, which are fewer than the tokens. The acceptance is above 0, since
+    the text would never end else.
     """
-    if not 0 < acceptance <= 1 or not 0 < max_run < num_tokens:
-        raise ValueError("the runs settle no token, or the first one could settle all: give an acceptance above 0, and "
-                         "a number between 0 and the tokens for the most accepted drafts of a run")
-
     # runs, by their accepted drafts
     num_accepted = np.arange(max_run + 1)
     chance = (1 - acceptance) * float(acceptance) ** num_accepted
@@ -135,42 +131,38 @@ def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_
         cost_after[0] = 0.0
         remaining_cost[num_settled] = chance @ (next_cost + cost_after) / (1 - chance[0])
 
+    first_cost = run_cost + first_draft_extra + times.first_target - times.target
     if num_servers:
-        run_ends = [_first_run(times, lookahead, num_servers, accepted) for accepted in range(max_run + 1)]
-        first_cost = np.array(run_ends)
-    else:
-        first_cost = run_cost + first_draft_extra + times.first_target - times.target
+        first_cost = np.array(_first_runs(times, lookahead, num_servers, max_run))
     return float(chance @ (first_cost + remaining_cost[num_accepted]))
 
 
-def _first_run(times: ForwardLatencies, lookahead: int, num_servers: int, num_accepted: int) -> float:
-    """Return the cost of the first run of DSI: the end of the first verification with more drafts than are accepted.
+def _first_runs(times: ForwardLatencies, lookahead: int, num_servers: int, max_run: int) -> list[float]:
+    """Return the cost of the first run of DSI, by its accepted drafts from 0 to `max_run`.
 
-    A verification goes to an idle server that was used before, else to a new one. Else it waits, the newest first.
+    It is the end of the first verification with more drafts. A verification goes to an idle server that was used
+    before, else to a new one. Else it waits, the newest first.
     """
-    num_used, num_new = 0, num_servers  # idle servers
+    idle = [times.first_target] * num_servers  # the next forward of each idle server, the last one's first
     running: list[tuple[float, int]] = []  # verifications: their ends and their drafts
     waiting: list[int] = []  # drafts of each waiting verification
+    run_costs: list[float] = []
     for num_drafts in count(0, lookahead):
         moment = times.first_drafter + (num_drafts - 1) * times.drafter if num_drafts else 0.0
 
         # verifications that have ended
         while running and running[0][0] <= moment:
             end_time, num_verified = heapq.heappop(running)
+            run_costs += [end_time] * (num_verified - len(run_costs))
             if waiting:
                 heapq.heappush(running, (end_time + times.target, waiting.pop()))
             else:
-                num_used += 1
-            if num_verified > num_accepted:
-                return end_time
+                idle.append(times.target)
 
-        # the new one
-        if num_used:
-            num_used -= 1
-            heapq.heappush(running, (moment + times.target, num_drafts))
-        elif num_new:
-            num_new -= 1
-            heapq.heappush(running, (moment + times.first_target, num_drafts))
+        if len(run_costs) > max_run:
+            break
+        if idle:
+            heapq.heappush(running, (moment + idle.pop(), num_drafts))
         else:
             waiting.append(num_drafts)
-    raise AssertionError("the sequence of verifications has no end")
+    return run_costs[:max_run + 1]

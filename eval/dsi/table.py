@@ -14,19 +14,19 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 import numpy as np
 
 from config.keys import key, read_keys
-from config.values import COUNT, Range, listed
-from eval.dsi.acceptance import rate
+from config.values import COUNT, Range, TextForm, listed
+from eval.dsi.acceptance import measured_records, rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
 from eval.dsi.latency import Timed, paces, passes
 from eval.pair_keys import TARGET, TOY_DRAFTS
-from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import check_sets, open_model, prompts_of
 from eval.recorded import load, save
 from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
-COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
+COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI",
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # the measurements of a pair
 Pair = Tuple[str, str, str]  # the folders of a target and of its drafter, and the data set for the measurement
@@ -53,14 +53,13 @@ class TableConfig(Timed):
     target: str = key(TARGET, "folder of the target", heading="Rows", names_file=True)
     drafts: str = key(",".join(TOY_DRAFTS), "folders of its drafters (comma-separated)")
     num_target_servers: int = key(7, "target servers of DSI", Range(1, COUNT))
-    output: str = key("", "JSON file for the rows; empty: none", names_file=True, is_output=True)
+    output: str = key("", "JSON file for the rows; empty: none",
+        TextForm(r".*\.json", "a file that ends in .json"), names_file=True, is_output=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if not listed(self.drafts):
             yield "drafts is empty: name at least one folder"
-        if self.output and Path(self.output).suffix != ".json":
-            yield f"output={self.output} is not a JSON file: name one that ends in .json"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -72,15 +71,12 @@ class TableConfig(Timed):
 # --- prediction -------------------------------------------------------------------------------------------------------
 
 class TablePrediction(NamedTuple):
-    """The best lookaheads, and milliseconds per token in the long run; `original` is DSI in the accounting of the
-    simulator published with the paper."""
+    """The lookahead of DSI, and milliseconds per token in the long run."""
 
     dsi_lookahead: int
-    si_lookahead: int
     nonsi: float
     si: float
     dsi: float
-    original: float
 
     @property
     def best(self) -> str:
@@ -101,21 +97,16 @@ def predict(target: float, draft: float, acceptance: float, num_servers: int,
     max_lookahead = min(max(1, sizes[-1] - 1), MAX_LOOKAHEAD)
     lookaheads = np.arange(1, max_lookahead + 1)
 
-    # SI
     si_verification = target * np.interp(lookaheads + 1, sizes, factors)
     si_costs = si_rate(si_verification, draft, acceptance, lookaheads)
-    best = si_costs.argmin()
 
-    # DSI
     dsi_verification = target
     for _ in range(NUM_ROUNDS):
         dsi_lookahead = int(least_lookahead(dsi_verification, draft, num_servers))
         num_unseen = dsi_verification / draft + dsi_lookahead
         dsi_verification = target * float(np.interp(num_unseen, sizes, factors))
-
-    setting = dsi_verification, draft, acceptance, dsi_lookahead
-    return TablePrediction(dsi_lookahead, int(lookaheads[best]), target, float(si_costs[best]),
-                           float(dsi_rate(*setting)), float(dsi_rate(*setting, "original")))
+    dsi_cost = float(dsi_rate(dsi_verification, draft, acceptance, dsi_lookahead))
+    return TablePrediction(dsi_lookahead, target, float(si_costs.min()), dsi_cost)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
@@ -125,7 +116,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
 
     Raises ValueError for folders without a model, or models that do not match.
     """
-    sampler, target = sampler_of(config), open_model(config.target, config)
+    target = open_model(config.target, config)
     pass_times = passes(target, config)
     growth = {size: pass_time.median / pass_times[1].median for size, pass_time in pass_times.items()}
 
@@ -133,9 +124,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
         drafter = open_model(draft, config, target)
         for _, _, set_name in draft_pairs:
             prompts = prompts_of(set_name, config, (target, drafter))
-            texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)
-            records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
-
+            records = measured_records(target, drafter, prompts, config)
             spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
             times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
             acceptance = [None if math.isnan(bound) else bound for bound in rate(records)]
@@ -166,25 +155,18 @@ def main(argv: list[str]) -> int:
 def table(rows: list[Row], num_servers: int) -> str:
     """Return a table with one line for each row: the measurements, and the ratios of predicted costs per token."""
     note = ("measured: T and d are medians of TPOT, a is the acceptance rate `likeliest`; predicted: DSI with "
-            f"{num_servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
-            "the published simulator, then with T(m)\n\n")
+            f"{num_servers} target servers,\nfirst as if T(m) were T(1), then with T(m)\n\n")
     lines = []
     for row in rows:
         target_ms, draft_ms, acceptance = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
-        growth = {int(size): factor for size, factor in row["growth"].items()}
-        flat_prediction = predict(target_ms, draft_ms, acceptance, num_servers)
-        prediction = predict(target_ms, draft_ms, acceptance, num_servers, growth)
-
-        folder_names = [Path(row[name]).name for name in ("target", "draft")]
-        times = [number(target_ms), number(draft_ms)]
         percentages = [number(100 * share, 1) for share in (draft_ms / target_ms, acceptance)]
-        original_ratio = number(flat_prediction.si / flat_prediction.original)
-        lines.append([*folder_names, row["set"], *times, *percentages, *_ratios(flat_prediction), original_ratio,
-                      *_ratios(prediction), prediction.best])
+        cells = [Path(row["target"]).name, Path(row["draft"]).name, row["set"],
+                 number(target_ms), number(draft_ms), *percentages]
+
+        measured_growth = {int(size): factor for size, factor in row["growth"].items()}
+        for growth in (FLAT, measured_growth):
+            prediction = predict(target_ms, draft_ms, acceptance, num_servers, growth)
+            cost_ratios = [cost / prediction.dsi for cost in (prediction.nonsi, prediction.si)]
+            cells += [str(prediction.dsi_lookahead), *map(number, cost_ratios)]
+        lines.append([*cells, prediction.best])
     return note + in_columns(COLUMNS, lines, names=3)
-
-
-def _ratios(prediction: TablePrediction) -> list[str]:
-    """Return the lookahead of DSI, and the costs of plain decoding and of SI relative to DSI."""
-    over_plain, over_si = prediction.nonsi / prediction.dsi, prediction.si / prediction.dsi
-    return [str(prediction.dsi_lookahead), number(over_plain), number(over_si)]
