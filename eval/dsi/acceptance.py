@@ -58,8 +58,8 @@ def match_counts(record: Record) -> dict[str, tuple[int, int]]:
     original: the count in a branch of the paper's repository. It treats a run that is cut off as one that ended, and
     omits a run that the last token ends.
     """
-    signs = "".join(map(str, record))
-    *ended, cut_off = map(len, signs.split("0"))  # the end of the text cuts off the last run
+    match_signs = "".join(map(str, record))
+    *ended, cut_off = map(len, match_signs.split("0"))  # the end of the text cuts off the last run
     first_run = ended[0] if ended else cut_off
     original_runs = [*ended, cut_off] if cut_off else ended[:-1]
 
@@ -89,8 +89,8 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
 def measured_records(target: Model, drafter: Model, prompts: Iterable[Sequence[int]], config: MeasureKeys) -> Records:
     """Return the record of a drafter along the target's text for each prompt."""
     sampler = sampler_of(config)
-    texts = ((prompt, answer(target, prompt, config.max_new_tokens, sampler)) for prompt in prompts)
-    return [record(drafter, prompt, text, sampler) for prompt, text in texts]
+    prompts_and_texts = ((prompt, answer(target, prompt, config.max_new_tokens, sampler)) for prompt in prompts)
+    return [record(drafter, prompt, text, sampler) for prompt, text in prompts_and_texts]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -107,17 +107,18 @@ def main(argv: list[str]) -> int:
     for name, prompts in prompts_by_set.items():
         records_by_set[name] = measured_records(target, drafter, ProgressBar(prompts, desc=name, leave=False), config)
 
-    choice = "greedy decoding"
+    choice_note = "greedy decoding"
     if config.do_sample:
-        choice = (f"both sampled with the noise of seed {config.seed}, temperature {config.temperature:g}, "
-                  f"top-p {config.top_p:g}")
+        choice_note = (f"both sampled with the noise of seed {config.seed}, temperature {config.temperature:g}, "
+                       f"top-p {config.top_p:g}")
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per answer, "
-          f"{choice}\n")
+          f"{choice_note}\n")
 
     all_records = list(chain(*records_by_set.values()))
     if len(records_by_set) > 1:
         records_by_set["all"] = all_records
     print(table(records_by_set))
+
     if config.traces:
         write_json(config.traces, all_records, indent=None)
     return 0
@@ -125,7 +126,7 @@ def main(argv: list[str]) -> int:
 
 def table(records_by_set: Mapping[str, Records]) -> str:
     """Return a table with one line of rates for each data set."""
-    heading = ["", "prompts", "tokens", *(f"{name}, 95 %" for name in DEFINITIONS)]
+    rate_columns = [f"{name}, 95 %" for name in DEFINITIONS]
     rows = []
     for name, records in records_by_set.items():
         row = [name, str(len(records)), str(sum(map(len, records)))]
@@ -133,4 +134,4 @@ def table(records_by_set: Mapping[str, Records]) -> str:
             value, low, high = (number(bound, 3) for bound in rate(records, definition))
             row.append(f"{value} [{low}, {high}]")
         rows.append(row)
-    return in_columns(heading, rows)
+    return in_columns(["", "prompts", "tokens", *rate_columns], rows)

@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     content = read_json_file(config.file, REMEDY)
     if not fits(content, {"groups": dict}) or not fits([*content["groups"].values()], [[dict]]):
         raise ValueError(f'{config.file} has no object "groups" of lists of cases: {REMEDY}')
+
     outcomes_by_group = {group: list(map(compared, cases)) for group, cases in content["groups"].items()}
     all_outcomes = list(chain(*outcomes_by_group.values()))
     all_problems = [problem for outcome in all_outcomes for problem in outcome.problems]

@@ -70,12 +70,14 @@ def mean_cost(decoding: DecodingRounds, acceptance: float, num_tokens: int) -> A
     probabilities p: E(left) = sum p (C + E(left - tokens)).
     """
     powers = acceptance ** np.arange(num_tokens)
-    num_likely = np.count_nonzero(powers > NEGLIGIBLE)
+    num_likely = int(np.count_nonzero(powers > NEGLIGIBLE))
     means = np.zeros((len(decoding.lookahead), num_tokens + 1))  # index: tokens left
+
     for num_left in range(1, num_tokens + 1):
         # outcomes: a rejection after each number of drafts, or all drafts accepted
         max_accepted = np.minimum(np.inf if decoding.are_runs else decoding.lookahead, num_left - 1)
-        num_accepted = np.arange(min(num_left, num_likely, int(np.max(max_accepted)) + 1))
+        num_outcomes = min(num_left, num_likely, 1 + int(np.max(max_accepted)))
+        num_accepted = np.arange(num_outcomes)
         chance = np.select([num_accepted < max_accepted, num_accepted == max_accepted],
                            [(1 - acceptance) * powers[num_accepted], powers[num_accepted]])
 

@@ -107,7 +107,7 @@ def pipeline_rates(target: Numbers, drafter: Numbers, acceptance: Numbers, looka
     assumes that the pipeline holds as many windows as that needs, and that the tip leaves alone. There is no bare chain
     in parallel.
     """
-    latency, stage_time = target + (stages - 1) * hop, target / stages
+    latency, stage_time = doubles(target) + (stages - 1) * hop, target / stages
     draft_time, settled_per_round = lookahead * drafter, progress(acceptance, lookahead + 1)
     rejection_time = (1 - acceptance) * latency
 

@@ -86,6 +86,7 @@ def best(config: Heatmap) -> Bests:
     """
     drafters, acceptances, lookaheads = grid(config)
     c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
+
     dsi_rate = formulas.dsi_rate(1.0, c, a, k, config.accounting)
     rates = {
         "SI": formulas.si_rate(1.0, c, a, k),

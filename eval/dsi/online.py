@@ -110,6 +110,7 @@ def table(config: Online, samples: Samples) -> str:
     """Return a table with one line for each method."""
     rows = []
     plain_ticks = np.mean(samples[PLAIN], 0)[0]
+
     for method, method_samples in samples.items():
         mean_ticks, mean_forwards = np.mean(method_samples, 0)
         predicted = f"{mean_ticks * TICK:.4f}"

@@ -147,6 +147,7 @@ def _first_runs(times: ForwardLatencies, lookahead: int, num_servers: int, max_r
     running: list[tuple[float, int]] = []  # verifications: their ends and their drafts
     waiting: list[int] = []  # drafts of each waiting verification
     run_costs: list[float] = []
+
     for num_drafts in count(0, lookahead):
         moment = times.first_drafter + (num_drafts - 1) * times.drafter if num_drafts else 0.0
 
