@@ -74,6 +74,8 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     # the fastest board, and the others in relation to it
     fastest = min((board.passes for board in boards), key=lambda passes: sum(passed.took for passed in passes))
     pass_ms, row_ms, free_rows, token_ms, expert_ms = fit(fastest, sizes.experts, sizes.chosen)
+
+    # its wires, and the bytes of the model
     latency = median(board.latency for board in boards)
     links = tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1))
     stored_bytes = [each.part.weights.form(name).bytes for each in specs for name in each.part.weights.names()]
@@ -109,6 +111,7 @@ def fit(passes: Sequence[Passed], num_experts: int = 0, num_chosen: int = 0) -> 
         for column_set in COLUMN_SETS:
             times = np.zeros(4)
             times[column_set], *_ = np.linalg.lstsq(columns[:, column_set], ones, rcond=None)
+
             squared_error = float(np.square(columns @ times - 1).sum())
             if times.min() >= 0:
                 pass_ms, row_ms, token_ms, expert_ms = times.tolist()

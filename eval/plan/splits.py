@@ -55,6 +55,7 @@ def _shortest_round(site: Profile, max_layers: Sequence[int], num_layers: int, n
                 computed = _computed(carried, board, num_added, num_added * layer_time)
                 if computed.slowest_time >= limit:
                     break
+
                 state = board, num_before + num_added
                 shortest[state] = min(computed, shortest.get(state, computed))
 
