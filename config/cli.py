@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Collection, Iterator, Mapping, NamedTuple, Seq
 
 from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
-from config.keys import HELP, BoardKeys, Option, facts_by_name, key_lines, nearest, opened, options, parsed
+from config.keys import HELP, BoardKeys, Option, facts_by_name, in_full, key_lines, nearest, options, parsed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import QUESTION_KEYS, RunConfig
@@ -177,7 +177,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None =
         raise SystemExit(0)
 
     # words
-    argv = opened(argv)
+    argv = in_full(argv)
     keys = {option.name: option for option in all_options(kind)}
     has_preset = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if has_preset else PRESETS[DEFAULT_PRESET]

@@ -7,7 +7,6 @@ with a sentence that names the fix.
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import chain
@@ -24,29 +23,16 @@ TYPE_NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or fal
 LOCAL, SHARED = "local", "shared"  # scopes of a key, see `KeyFacts`
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
-PRESET_ENDING = ".json"  # of a file in place of a preset
 HELP_WORDS = ("", *HELP)  # first words that request the help of a command with subcommands
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
-def opened(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command in full: `--key value` becomes a key, a question a `prompt=`, a file its content.
-
-    The file {"preset": NAME, "keys": {KEY: VALUE}} stands in place of a preset.
-    """
-    argv = as_keys(argv)
-    questions = [f"prompt={word}" for word in argv if is_question(word)]
-    argv = [*(word for word in argv if not is_question(word)), *questions]  # a preset may follow its question
-    if not argv or "=" in argv[0] or not argv[0].endswith(PRESET_ENDING):
-        return list(argv)
-
-    preset_file = os.path.expanduser(argv[0])
-    file_content = files.read_json_file(preset_file, "name a preset, or write one")
-    if not files.fits(file_content, {"preset": str, "keys": {str}}):
-        raise ValueError(f"{argv[0]} is not a preset: write {{\"preset\": NAME, \"keys\": {{KEY: VALUE}}}} in it")
-
-    return with_defaults([file_content["preset"], *argv[1:]], file_content["keys"])
+def in_full(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command in full: `--key value` becomes a key, a question a `prompt=`."""
+    words = as_keys(argv)
+    questions = [f"prompt={word}" for word in words if is_question(word)]
+    return [*(word for word in words if not is_question(word)), *questions]  # a preset may follow its question
 
 
 def preset_of(argv: Sequence[str]) -> str:

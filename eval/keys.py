@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequen
 
 from config.cli import CommandKeys, headless, needs_head, no_head, parts
 from config.drafts import MODEL_KEY, reads
-from config.keys import check_name, local_key, opened, preset_of, raw_values, shared_key, with_defaults
+from config.keys import check_name, in_full, local_key, preset_of, raw_values, shared_key, with_defaults
 from config.methods import METHODS
 from config.old_names import instead_of
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
@@ -287,7 +287,7 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     check_name(protocol, PROTOCOLS, "protocol")
     preset, protocol_keys, of_model = PROTOCOLS[protocol]
 
-    all_words = opened(argv)
+    all_words = in_full(argv)
     typed_keys, preset_name = raw_values(all_words), preset_of(all_words)
     names_model = bool({"model_dir", "base_dir"} & typed_keys.keys())
     model_keys = {} if names_model else of_model.get(preset_name or preset, {})

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from cluster.board import is_one_rank
 from cluster.processes import keep_ctrl_c
 from config.files import cache_folder
-from config.keys import HELP, opened, preset_of, raw_values
+from config.keys import HELP, in_full, preset_of, raw_values
 from config.presets import PRESETS
 from config.run_config import QUESTION_KEYS
 from config.schema.untrusted import one_line
@@ -54,7 +54,7 @@ def with_question(argv: Sequence[str]) -> list[str]:
 
     Raises ValueError for `prompt=-` if nothing can be read.
     """
-    words = opened(argv)
+    words = in_full(argv)
     raw = raw_values(words)
     is_named = raw.get("prompt") == STANDARD_INPUT
     has_question = not (is_named or raw.keys().isdisjoint(QUESTION_KEYS))

@@ -23,7 +23,7 @@ from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.console import Words, say
 from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
-from config.keys import HELP, keys_with, opened, preset_of, raw_values
+from config.keys import HELP, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
@@ -158,7 +158,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     The default is SmolLM2, or the toy if that cannot be fetched; a rank of several hosts has no default. Raises
     ValueError, with the fix, for a given model that cannot be fetched.
     """
-    words = opened(words)
+    words = in_full(words)
     raw, preset = raw_values(words), preset_of(words)
     if {*HELP}.intersection(words):
         return words

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from config.cli import parse
-from config.files import write_json
 from config.serve_config import ServeConfig
 from eval.command import evaluate
 from eval.keys import EvalConfig
@@ -27,7 +26,7 @@ def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(capsys):
     words = ["toy", "pipeline_type=auto", "prompt=Hello"]
     assert run(generate.GENERATE, words) == 2
     assert serve.main([*words[:2], "port=0"]) == 2
-    with refused("pipeline_type=auto is no longer possible: leave pipeline_type out"):
+    with refused("pipeline_type=auto is unknown: leave pipeline_type out"):
         Pipeline.open("toy", pipeline_type="auto")
     first_error, second_error = capsys.readouterr().err.splitlines()
     assert first_error == second_error and first_error.endswith("by python3 -m scripts.plan profile=NAME")
@@ -46,10 +45,9 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert settled([*words, "prompt_ids=1"])[3:] == found[1:]
     assert settled([*words, "pipeline_type=ar"])[3:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[3:]
     assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
-    write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
-    file = [str(tmp_path / "ours.json")]
-    assert settled(file) == ["toy", f"base_dir={model}", "pipeline_type=ar", *found[:1]]  # the toy shows a pipeline
-    evaluated = parse(settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
+    toy_words = ["toy", f"base_dir={model}", "pipeline_type=ar"]
+    assert settled(toy_words) == [*toy_words, *found[:1]]  # the toy shows a pipeline
+    evaluated = parse(settled(evaluation(protocol="emulated", argv=toy_words), EvalConfig), kind=EvalConfig)
     run = evaluated.run
     assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
     resolve(["toy"]).report()

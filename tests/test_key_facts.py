@@ -41,7 +41,7 @@ def test_the_scope_of_each_key() -> None:
 
 @pytest.mark.parametrize(("config_class", "names"), [
     (RunConfig, RUN_PATHS), (EvalConfig, ["data", "results"]), (LoadConfig, ["arrivals", "data", "results"]),
-    (PlanConfig, ["data", "measured", "preset", "traces", "write_cluster", "write_hosts"]),
+    (PlanConfig, ["data", "measured", "write_hosts"]),
     (AcceptanceConfig, ["data", "draft", "target", "traces"]),
     (Offline, ["picture"]), (Online, ["traces"]), (Heatmap, ["output"]),
 ])
@@ -51,7 +51,7 @@ def test_the_keys_that_name_files(config_class: type, names: list[str]) -> None:
 
 
 def test_the_keys_of_files_that_a_command_writes() -> None:
-    assert keys_with(PlanConfig, "is_output") == {"measured", "traces", "preset", "write_hosts", "write_cluster"}
+    assert keys_with(PlanConfig, "is_output") == {"measured", "write_hosts"}
     assert keys_with(AcceptanceConfig, "is_output") == {"traces"}
 
 
