@@ -233,9 +233,8 @@ def test_a_head_is_quantized_to_blocks_when_asked(kind, kernel, saved):
 @pytest.mark.parametrize("kind, form", [("int8", packing.INT8), ("int4", packing.INT4)])
 @pytest.mark.parametrize("keys", [{"draft": "eagle"}, {"draft": "model", "draft_dir": "base"}], ids=str)
 def test_a_draft_is_computed_from_its_blocks_by_native_kernels(kind, form, keys, saved):
-    if "draft_dir" in keys:
-        keys = {**keys, "draft_dir": str(saved / "base")}
-    config = RunConfig(quant=kind, quant_draft=True, dtype="float32", kernel="native", **keys)
+    draft_keys = {**keys, "draft_dir": str(saved / "base")} if "draft_dir" in keys else keys
+    config = RunConfig(quant=kind, quant_draft=True, dtype="float32", kernel="native", **draft_keys)
     spec = RankSpec(config, Part(saved / "0+2+2" / "stage_0"))
     [draft] = build_draft(spec, build_lm_head(spec)).networks
 
@@ -258,18 +257,19 @@ def test_int8_and_int4_are_blocks_but_for_int8_on_cuda():
     assert [kind_on(CUDA, kind) for kind in QUANTIZATIONS] == ["none", "int8", "Q4_1", "nf4", "fp4"]
 
 
-@pytest.mark.parametrize("device, kernel, held, asked, computed, quantizes", [
-    ("cpu", "native", "none", "int8", "blocks", "Q8_0"), ("cpu", "native", "int8", "int8", "blocks", "none"),
-    ("cpu", "native", "int4", "auto", "blocks", "none"), ("cpu", "torch", "int4", "auto", "none", "none"),
-    ("cpu", "torch", "none", "int4", "none", "Q4_1"), ("cpu", "native", "nf4", "auto", "nf4", "none"),
-    ("cuda", "native", "int8", "auto", "int8", "int8"), ("cuda", "native", "none", "int8", "int8", "int8"),
-    ("cuda", "native", "int4", "auto", "none", "none"), ("cuda", "native", "none", "int4", "none", "Q4_1"),
-    ("cuda", "native", "nf4", "auto", "nf4", "none")])
-def test_what_a_rank_does_with_a_split(device, kernel, held, asked, computed, quantizes, saved, quantized):
-    folder = saved / "0+2+2" if held == "none" else quantized / held
-    config = RunConfig(device=device, kernel=kernel, quant=asked, dtype="float32")
+@pytest.mark.parametrize("stored, keys, expected_kinds", [  # what is computed, and quantized to while loading
+    ("none", "cpu native int8", ("blocks", "Q8_0")), ("int8", "cpu native int8", ("blocks", "none")),
+    ("int4", "cpu native auto", ("blocks", "none")), ("int4", "cpu torch auto", ("none", "none")),
+    ("none", "cpu torch int4", ("none", "Q4_1")), ("nf4", "cpu native auto", ("nf4", "none")),
+    ("int8", "cuda native auto", ("int8", "int8")), ("none", "cuda native int8", ("int8", "int8")),
+    ("int4", "cuda native auto", ("none", "none")), ("none", "cuda native int4", ("none", "Q4_1")),
+    ("nf4", "cuda native auto", ("nf4", "none"))])
+def test_what_a_rank_does_with_a_split(stored, keys, expected_kinds, saved, quantized):
+    device, kernel, quantization = keys.split()
+    folder = saved / "0+2+2" if stored == "none" else quantized / stored
+    config = RunConfig(device=device, kernel=kernel, quant=quantization, dtype="float32")
     spec = RankSpec(config, Part(folder / "stage_1"))
-    assert (spec.quant, spec.quantizes) == (computed, quantizes)
+    assert (spec.quant, spec.quantizes) == expected_kinds
 
 
 @pytest.mark.parametrize("kind", IN_BLOCKS)

@@ -89,8 +89,7 @@ class NativeSlice:
         self._library = library(level)
         self._weights = Weights(packing_of(self._library))
 
-        is_recast = isinstance(tensors, Recast)
-        hollow_blocks(body, tensors.forms if is_recast else {name: form_of(x) for name, x in tensors.items()})
+        hollow_blocks(body, tensors)
         cache_windows = windows or (0,) * len(self.layers)
         layer_structures = [self._pack_layer(number, tensors, cache_windows) for number in self.layers]
         self._structures = (CLayer * len(self.layers))(*layer_structures)

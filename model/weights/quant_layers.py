@@ -19,9 +19,9 @@ from config.schema.untrusted import reason
 from model.llama import fill
 from model.weights import quant
 from model.weights.blocks import QUANTIZERS, block_type, unfold
-from model.weights.checkpoint import TensorForm
+from model.weights.checkpoint import TensorForm, form_of
 from model.weights.onednn import packed
-from model.weights.quant import BLOCK_SIZE, LIBRARY_KINDS, quantized_forms, quantized_tensors, rounded
+from model.weights.quant import BLOCK_SIZE, LIBRARY_KINDS, Recast, quantized_forms, quantized_tensors, rounded
 
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
 PLAIN_LAYERS = ("lm_head", "router")  # names of linear layers that are never quantized
@@ -152,13 +152,17 @@ def hollow(module: nn.Module, kind: str) -> None:
         setattr(owner, name, layer_class(layer, kind))
 
 
-def hollow_blocks(module: nn.Module, forms: Mapping[str, TensorForm]) -> None:
-    """Replace the linear layers whose weights are blocks, by the forms of tensors, by modules without weights."""
+def hollow_blocks(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Replace the linear layers whose weights are blocks by modules without weights."""
     for path, child in list(module.named_modules()):
-        weight_form = forms.get(f"{path}.weight")
-        if isinstance(child, nn.Linear) and weight_form and block_type(weight_form.shape):
+        weight_name = f"{path}.weight"
+        if not isinstance(child, nn.Linear) or weight_name not in tensors:
+            continue
+
+        form = tensors.forms[weight_name] if isinstance(tensors, Recast) else form_of(tensors[weight_name])
+        if block_type(form.shape):
             owner_path, _, name = path.rpartition(".")
-            setattr(module.get_submodule(owner_path), name, InBlocks(child, weight_form))
+            setattr(module.get_submodule(owner_path), name, InBlocks(child, form))
 
 
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
