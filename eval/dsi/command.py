@@ -9,7 +9,7 @@ offline     compute the cost of a text by plain decoding, SI and DSI, by countin
             texts
 paper       recompute Table 2 of the paper by three accountings; table=1, table=3: those tables
 acceptance  measure with both models, on data sets, how often a drafter predicts the next token of a target
-latency     measure the time of a model to its first token, for each later one, and for m tokens at once
+latency     measure the time of a model to its first token, and for each later one
 table       measure both for pairs of models, and predict plain decoding, SI and DSI from them by formulas
 online      simulate SI and DSI by events with modelled acceptance, on a virtual clock
 """

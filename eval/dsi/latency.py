@@ -1,7 +1,7 @@
-"""The latency of a model: to its first token, for each later one, and for a pass over m tokens at once.
+"""The latency of a model: to its first token, and for each later one.
 
-A time ends when the chosen tokens are on the CPU, which waits for the device. Models and sizes that are compared are
-measured alternately. The first turn warms up and does not count.
+A time ends when the chosen tokens are on the CPU, which waits for the device. Models that are compared are measured
+alternately. The first turn warms up and does not count.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from config.keys import key, read_keys
-from config.values import Range, TextForm, listed
+from config.values import Range
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
@@ -23,22 +23,12 @@ from eval.tables import NAME_WIDTH, short
 from launch.progress import ProgressBar
 from model.whole import Whole
 
-SIZES = TextForm(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", "sizes from 1 to 99999, separated by commas")
-
 
 @dataclass(frozen=True)
 class Timed(MeasureKeys):
     """The keys of every measurement of times."""
 
     repeats: int = key(5, "measured turns, after one to warm up", Range(1, 1_000_000), heading="Timing")
-    rows: str = key("1,2,4,8,16,32,64", "the m of T(m), the time of a pass over m tokens (comma-separated)",
-        SIZES)
-    context: int = key(256, "tokens of text before such a pass", Range(0, 1 << 20))
-
-    @property
-    def chosen_rows(self) -> tuple[int, ...]:
-        """The sizes of the passes, in rising order; the first is 1."""
-        return tuple(sorted({1, *map(int, listed(self.rows))}))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -48,12 +38,12 @@ class Timed(MeasureKeys):
 
 @dataclass(frozen=True)
 class LatencyConfig(Timed):
-    """Measure a model's latency: to the first token (TTFT), per later token (TPOT), and for m tokens at once, T(m)."""
+    """Measure a model's latency: to the first token (TTFT), and per later token (TPOT)."""
 
     EXAMPLES = f"""\
   {COMMAND} latency
   {COMMAND} latency model=toy/draft_a sets=sum max_new_tokens=20 repeats=3
-  {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
+  {COMMAND} latency model=DIR device=cuda dtype=bfloat16"""
     ASKED = "model"
 
     model: str = key(TARGET, "folder of a model in Hugging Face format", heading="Model", names_file=True)
@@ -102,40 +92,11 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
     return [(spread_of(first_seconds), spread_of(later_seconds)) for first_seconds, later_seconds in seconds_by_model]
 
 
-def passes(model: Model, config: Timed) -> dict[int, Spread]:
-    """Return T(m): milliseconds of a pass over m tokens after `context` others, with LM head and sampling of each.
-
-    Raise ValueError for passes that do not fit into the model's context.
-    """
-    sampler, context, sizes = sampler_of(config), config.context, config.chosen_rows
-    num_positions, max_rows = model.whole.config.context, sizes[-1]
-    if context + max_rows > num_positions:
-        raise ValueError(f"context={context} and {max_rows} rows exceed the {num_positions} positions of "
-                         f"{model.name}: give context={max(0, num_positions - max_rows)} or less")
-
-    cache = model.whole.cache(context + max_rows)
-    if context:
-        model.whole.logits([0] * context, cache, 1)
-
-    seconds_by_size: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn, size in product(range(1 + config.repeats), sizes):
-        start_time = time.perf_counter()
-        logits_TV = model.whole.logits([0] * size, cache, size, is_text=False)
-        sampler(logits_TV, range(context, context + size))
-        pass_seconds = time.perf_counter() - start_time
-
-        cache.drop()
-        if turn:
-            seconds_by_size[size].append(pass_seconds)
-    return {size: spread_of(seconds) for size, seconds in seconds_by_size.items()}
-
-
 def main(argv: list[str]) -> int:
     config = read_keys(argv, LatencyConfig, f"{COMMAND} latency")
     check_sets(config.chosen_sets, config)
 
     model = open_model(config.model, config)
-    pass_times = passes(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {device_name(model)}; "
           f"{config.max_new_tokens} tokens per answer, {config.repeats} turns; ms: median, quartiles\n")
 
@@ -143,12 +104,6 @@ def main(argv: list[str]) -> int:
         prompts = prompts_of(name, config, [model])
         [(first_token, later_tokens)] = paces([model.whole], prompts, config)
         ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first_token}   TPOT {later_tokens}")
-
-    print(f"\nT(m) after {config.context} tokens, and its ratio to T(1)")
-    for size, pass_time in pass_times.items():
-        size_label = f"m = {size}"
-        time_ratio = pass_time.median / pass_times[1].median
-        print(f"{size_label:<{NAME_WIDTH}}       {pass_time}   {time_ratio:6.2f}x")
     return 0
 
 

@@ -18,7 +18,7 @@ from config.values import COUNT, Range, TextForm, listed
 from eval.dsi.acceptance import measured_records, rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.latency import Timed, paces, passes
+from eval.dsi.latency import Timed, paces
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import check_sets, open_model, prompts_of
 from eval.recorded import load, save
@@ -26,15 +26,11 @@ from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
-COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI",
-           "k", "plain/DSI", "SI/DSI", "best")
+COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # the measurements of a pair
 Pair = Tuple[str, str, str]  # the folders of a target and of its drafter, and the data set for the measurement
 pair_of = itemgetter("target", "draft", "set")  # from a row to its pair
 MAX_LOOKAHEAD = 200  # of SI, as in the paper: the best is chosen from those up to it
-Growth = Mapping[int, float]  # T(m) / T(1), by m
-FLAT: Growth = {1: 1.0, MAX_LOOKAHEAD + 1: 1.0}  # a pass over many tokens takes as long as one over a single token
-NUM_ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
 
 
 @dataclass(frozen=True)
@@ -84,42 +80,25 @@ class TablePrediction(NamedTuple):
         return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
-def predict(target: float, draft: float, acceptance: float, num_servers: int,
-            growth: Growth = FLAT) -> TablePrediction:
+def predict(target: float, draft: float, acceptance: float, num_servers: int) -> TablePrediction:
     """Predict SI with its best lookahead, and DSI with the smallest one that Eq. 1 allows for these target servers.
 
-    `target` and `draft` are milliseconds per token. `growth` is the ratio of the time of a pass over m tokens to that
-    over a single token. A verification of SI reads k + 1 tokens; one of DSI reads those that its server has not seen,
-    about T / d + k. Between the sizes of `growth` it is interpolated. SI tries no lookahead beyond them, and DSI uses
-    the last ratio for all larger sizes.
+    `target` and `draft` are milliseconds per token.
     """
-    sizes, factors = zip(*sorted(growth.items()))
-    max_lookahead = min(max(1, sizes[-1] - 1), MAX_LOOKAHEAD)
-    lookaheads = np.arange(1, max_lookahead + 1)
-
-    si_verification = target * np.interp(lookaheads + 1, sizes, factors)
-    si_costs = si_rate(si_verification, draft, acceptance, lookaheads)
-
-    dsi_verification = target
-    for _ in range(NUM_ROUNDS):
-        dsi_lookahead = int(least_lookahead(dsi_verification, draft, num_servers))
-        num_unseen = dsi_verification / draft + dsi_lookahead
-        dsi_verification = target * float(np.interp(num_unseen, sizes, factors))
-    dsi_cost = float(dsi_rate(dsi_verification, draft, acceptance, dsi_lookahead))
+    si_costs = si_rate(target, draft, acceptance, np.arange(1, MAX_LOOKAHEAD + 1))
+    dsi_lookahead = int(least_lookahead(target, draft, num_servers))
+    dsi_cost = float(dsi_rate(target, draft, acceptance, dsi_lookahead))
     return TablePrediction(dsi_lookahead, target, float(si_costs.min()), dsi_cost)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
 
 def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
-    """Yield measured rows. Both models of a row are timed alternately; T(m) of the target is measured once for all.
+    """Yield measured rows. Both models of a row are timed alternately.
 
     Raises ValueError for folders without a model, or models that do not match.
     """
     target = open_model(config.target, config)
-    pass_times = passes(target, config)
-    growth = {size: pass_time.median / pass_times[1].median for size, pass_time in pass_times.items()}
-
     for draft, draft_pairs in groupby(pairs, itemgetter(1)):
         drafter = open_model(draft, config, target)
         for _, _, set_name in draft_pairs:
@@ -129,7 +108,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
             times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
             acceptance = [None if math.isnan(bound) else bound for bound in rate(records)]
             yield {"target": config.target, "draft": draft, "set": set_name, **times, "acceptance": acceptance,
-                   "growth": growth, "prompts": len(records), "tokens": sum(map(len, records))}
+                   "prompts": len(records), "tokens": sum(map(len, records))}
 
 
 def main(argv: list[str]) -> int:
@@ -155,7 +134,7 @@ def main(argv: list[str]) -> int:
 def table(rows: list[Row], num_servers: int) -> str:
     """Return a table with one line for each row: the measurements, and the ratios of predicted costs per token."""
     note = ("measured: T and d are medians of TPOT, a is the acceptance rate `likeliest`; predicted: DSI with "
-            f"{num_servers} target servers,\nfirst as if T(m) were T(1), then with T(m)\n\n")
+            f"{num_servers} target servers\n\n")
     lines = []
     for row in rows:
         target_ms, draft_ms, acceptance = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
@@ -163,10 +142,7 @@ def table(rows: list[Row], num_servers: int) -> str:
         cells = [Path(row["target"]).name, Path(row["draft"]).name, row["set"],
                  number(target_ms), number(draft_ms), *percentages]
 
-        measured_growth = {int(size): factor for size, factor in row["growth"].items()}
-        for growth in (FLAT, measured_growth):
-            prediction = predict(target_ms, draft_ms, acceptance, num_servers, growth)
-            cost_ratios = [cost / prediction.dsi for cost in (prediction.nonsi, prediction.si)]
-            cells += [str(prediction.dsi_lookahead), *map(number, cost_ratios)]
-        lines.append([*cells, prediction.best])
+        prediction = predict(target_ms, draft_ms, acceptance, num_servers)
+        cost_ratios = [number(cost / prediction.dsi) for cost in (prediction.nonsi, prediction.si)]
+        lines.append([*cells, str(prediction.dsi_lookahead), *cost_ratios, prediction.best])
     return note + in_columns(COLUMNS, lines, names=3)
