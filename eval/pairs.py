@@ -11,7 +11,7 @@ from torch import Tensor
 
 from config.schema.untrusted import short_repr
 from eval.pair_keys import MeasureKeys
-from eval.prompts import Prompt, draw
+from eval.prompts import DrawnPrompt, draw
 from launch.memory import GB, free
 from launch.progress import ProgressBar
 from launch.spec import device_named, number_type
@@ -32,7 +32,7 @@ class Model(NamedTuple):
         """The folder from which the model was read."""
         return str(self.text.folder)
 
-    def ids(self, prompt: Prompt, template: str) -> list[int]:
+    def ids(self, prompt: DrawnPrompt, template: str) -> list[int]:
         """Return the token ids of a prompt."""
         return self.text.prompt_ids([prompt.text], "none" if prompt.ready else template)
 

@@ -31,7 +31,7 @@ def double(number):
 """
 
 
-class Prompt(NamedTuple):
+class DrawnPrompt(NamedTuple):
     """A prompt of a model; `ready` means that it needs no conversation template."""
 
     text: str
@@ -91,17 +91,17 @@ def problems(sets: Sequence[str]) -> Iterator[str]:
             yield f"sets: {set_name} is no name of a data set: name its folder with data=, or write FORMAT:FILE"
 
 
-def draw(set_name: str, data_dir: str, num_prompts: int, seed: int) -> list[Prompt]:
+def draw(set_name: str, data_dir: str, num_prompts: int, seed: int) -> list[DrawnPrompt]:
     """Return `num_prompts` prompts of a set, drawn with the seed, or all if 0; `data_dir` has the sets with a name.
 
     Raise ValueError, with the place and the fix, if the set is missing, invalid or too short.
     """
     format_name, colon, file_path = set_name.partition(":")
     if colon:
-        prompts = [Prompt(text, True) for text in _texts(Path(file_path), format_name)]
+        prompts = [DrawnPrompt(text, True) for text in _texts(Path(file_path), format_name)]
     else:
         set_questions = questions.load(data_dir, set_name)
-        prompts = [Prompt(question.turns[0], False) for question in set_questions]
+        prompts = [DrawnPrompt(question.turns[0], False) for question in set_questions]
 
     if num_prompts > len(prompts):
         raise ValueError(f"num_examples={num_prompts} are more than the {len(prompts)} of {set_name}: "

@@ -10,16 +10,16 @@ from itertools import groupby
 from operator import itemgetter
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
-Part = Tuple[str, str]  # a text and the name of its style
-Line = List[Part]
-Guesses = Sequence["GuessView"]
+StyledText = Tuple[str, str]  # a text and the name of its style
+StyledLine = List[StyledText]
+GuessViews = Sequence["GuessView"]
 Spots = Mapping[int, "Spot"]  # by node
 MARKS = {"text": "█", "guess": "▒", "wrong": "░"}  # of a row in a stage, by its fate
 LEGEND = {"text": "became text", "guess": "may become text", "wrong": "proved wrong"}
 MAX_LETTERS = 14  # of a guess
 MIN_BRANCH = 3  # cells between the end of a text and the next column: a space, a line, a space
 LABEL_WIDTH = 9  # cells before the rows of a stage
-SPACE: Part = (" ", "")
+SPACE: StyledText = (" ", "")
 ROOT_NODE = None  # parent of a guess that follows the text
 
 
@@ -37,7 +37,7 @@ class Scene(NamedTuple):
     """A state: the end of the text, the guesses, and the fates of the rows in each stage, by the names in `MARKS`."""
 
     text_end: str
-    guesses: Guesses
+    guesses: GuessViews
     stages: Sequence[Sequence[str]]
 
 
@@ -48,10 +48,10 @@ class Spot(NamedTuple):
     line: int
 
 
-def picture(scene: Scene, width: int, num_tree_lines: int) -> list[Line]:
+def picture(scene: Scene, width: int, num_tree_lines: int) -> list[StyledLine]:
     """Return the lines of a scene, at most `width` cells wide; the number of lines is always the same."""
     tree = tree_lines(scene.text_end, scene.guesses, width, num_tree_lines)
-    padding: list[Line] = [[] for _ in range(num_tree_lines - len(tree))]
+    padding: list[StyledLine] = [[] for _ in range(num_tree_lines - len(tree))]
     if not scene.stages:
         return [*tree, *padding]
 
@@ -62,17 +62,17 @@ def picture(scene: Scene, width: int, num_tree_lines: int) -> list[Line]:
 
 # --- stages -----------------------------------------------------------------------------------------------------------
 
-def line_of_stage(number: int, rows: Sequence[str], width: int) -> Line:
+def line_of_stage(number: int, rows: Sequence[str], width: int) -> StyledLine:
     """Return the line of a stage: a mark for each row, those of one fate next to each other."""
-    stage_line: Line = [(f"stage {number}".ljust(LABEL_WIDTH), "label")]
+    stage_line: StyledLine = [(f"stage {number}".ljust(LABEL_WIDTH), "label")]
     for fate, run in groupby(rows[:width - LABEL_WIDTH]):
         num_rows = len(list(run))
         stage_line.append((MARKS[fate] * num_rows, fate))
     return stage_line
 
 
-def legend() -> Line:
-    parts: Line = [(" " * LABEL_WIDTH, "label")]
+def legend() -> StyledLine:
+    parts: StyledLine = [(" " * LABEL_WIDTH, "label")]
     for fate, about in LEGEND.items():
         parts += [(MARKS[fate], fate), (f" {about}   ", "label")]
     return parts
@@ -80,7 +80,7 @@ def legend() -> Line:
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
-def tree_lines(text_end: str, guesses: Guesses, width: int, num_lines: int) -> list[Line]:
+def tree_lines(text_end: str, guesses: GuessViews, width: int, num_lines: int) -> list[StyledLine]:
     """Return the lines of a tree that begins at the end of the text; its likeliest path is the first line."""
     chosen = fitting(guesses, num_lines)
     spots = layout(chosen)
@@ -99,7 +99,7 @@ def tree_lines(text_end: str, guesses: Guesses, width: int, num_lines: int) -> l
     return grid.lines()
 
 
-def fitting(guesses: Guesses, num_lines: int) -> list[GuessView]:
+def fitting(guesses: GuessViews, num_lines: int) -> list[GuessView]:
     """Return the likeliest guesses that fit into this many lines: each further child of a guess takes a line."""
     children_of: dict[int | None, int] = {ROOT_NODE: 0}
     chosen = []
@@ -119,7 +119,7 @@ def rank_of(guess: GuessView) -> tuple[float, int]:
     return -guess.score, guess.node
 
 
-def layout(guesses: Guesses) -> dict[int, Spot]:
+def layout(guesses: GuessViews) -> dict[int, Spot]:
     """Return the spots of guesses: the likeliest child is on its parent's line, and the others are below."""
     children_of = by_parent(guesses)
     spots: dict[int, Spot] = {}
@@ -137,7 +137,7 @@ def layout(guesses: Guesses) -> dict[int, Spot]:
     return spots
 
 
-def by_parent(guesses: Guesses) -> Mapping[int | None, list[GuessView]]:
+def by_parent(guesses: GuessViews) -> Mapping[int | None, list[GuessView]]:
     """Return the children of each guess, the likeliest first."""
     children_of: dict[int | None, list[GuessView]] = defaultdict(list)
     for guess in sorted(guesses, key=rank_of):
@@ -145,7 +145,7 @@ def by_parent(guesses: Guesses) -> Mapping[int | None, list[GuessView]]:
     return children_of
 
 
-def column_begins(text_end: str, guesses: Guesses, spots: Spots) -> list[int]:
+def column_begins(text_end: str, guesses: GuessViews, spots: Spots) -> list[int]:
     """Return the first cell of each column, and of the one after the last."""
     column_widths: dict[int, int] = defaultdict(int)
     for guess in guesses:
@@ -158,7 +158,7 @@ def column_begins(text_end: str, guesses: Guesses, spots: Spots) -> list[int]:
     return begins
 
 
-def draw_branches(grid: Grid, guesses: Guesses, spots: Spots, begins: Sequence[int]) -> None:
+def draw_branches(grid: Grid, guesses: GuessViews, spots: Spots, begins: Sequence[int]) -> None:
     """Draw the lines between parents and children."""
     ends: dict[int | None, int] = {ROOT_NODE: begins[0] - MIN_BRANCH}  # the cell after each text
     for guess in guesses:
@@ -204,7 +204,7 @@ class Grid:
     """Cells of a picture, each with a character and a style."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, dict[int, Part]] = defaultdict(dict)
+        self._lines: dict[int, dict[int, StyledText]] = defaultdict(dict)
 
     def write(self, line: int, cell: int, text: str, style: str) -> None:
         cells = self._lines[line]
@@ -218,15 +218,15 @@ class Grid:
                 cells[cell + 1] = "", style
             cell += _width(sign)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[StyledLine]:
         """Return all lines up to the last one that was written, without spaces at their ends."""
         last_line = max(self._lines, default=-1)
         return [self._line(self._lines[number]) for number in range(last_line + 1)]
 
-    def _line(self, cells: Mapping[int, Part]) -> Line:
+    def _line(self, cells: Mapping[int, StyledText]) -> StyledLine:
         num_written = max(cells, default=-1) + 1
         signs = [cells.get(cell, SPACE) for cell in range(num_written)]
-        parts: Line = []
+        parts: StyledLine = []
         for style, run in groupby(signs, key=itemgetter(1)):
             parts.append(("".join(sign for sign, _ in run), style))
         return parts

@@ -40,7 +40,7 @@ STEP_EXTRA = 1.4  # ms of a step of a collective in addition to a message
 FREE_ROWS = (0, 16, 32, 64)  # numbers of rows without a cost of their own, to try
 COLUMN_SETS = [[0, *others] for count in range(4)
                for others in combinations((1, 2, 3), count)]  # sets of columns of `fit` that may take time
-StageTimes = Tuple[float, float, int, float, float]  # as `fit` returns them
+FittedTimes = Tuple[float, float, int, float, float]  # as `fit` returns them
 
 
 class BoardTimes(NamedTuple):
@@ -90,7 +90,7 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
 
 # --- the times of layers ----------------------------------------------------------------------------------------------
 
-def fit(passes: Sequence[Passed], num_experts: int = 0, num_chosen: int = 0) -> StageTimes:
+def fit(passes: Sequence[Passed], num_experts: int = 0, num_chosen: int = 0) -> FittedTimes:
     """Return the milliseconds of a pass, those per row beyond the free ones, the number of free rows, and the
     milliseconds per token of context and per further expert.
 

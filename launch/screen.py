@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 from config.cli import shown_path
 from config.run_config import RunConfig
 from config.schema.untrusted import escaped
-from launch.drawing import MARKS, GuessView, Line, Scene, picture
+from launch.drawing import MARKS, GuessView, Scene, StyledLine, picture
 from launch.pipeline import Generation, Pipeline
 from model.text import TokenTexts
 from pipeline.decode import Decoder
@@ -88,7 +88,7 @@ class LiveScreen(TextScreen):
         """Return the lines below the text, with the figures so far."""
         num_tree_lines = max(1, min(MAX_TREE_LINES, self._console.height - LEFT_LINES))
         scene = scene_of(generation, self._name_of, self._num_stages)
-        figures: Line = [(summary(self._pipeline, generation), "label")]
+        figures: StyledLine = [(summary(self._pipeline, generation), "label")]
         lines = picture(scene, self._console.width - 1, num_tree_lines)
         return [styled(line) for line in ([], *lines, [], figures)]
 
@@ -156,7 +156,7 @@ def summary(pipeline: Pipeline, generation: Generation) -> str:
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
-def styled(line: Line) -> Any:
+def styled(line: StyledLine) -> Any:
     """Return a line of a picture as rich prints it."""
     from rich.text import Text
 

