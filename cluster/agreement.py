@@ -202,8 +202,8 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 
     Only keys of a run are taken, and none that names a file.
     """
-    adopted_names = [name for name, facts in facts_by_name(RunConfig).items()
-                     if facts.scope == SHARED and not facts.names_file]
+    adopted_names = [name for name, key_facts in facts_by_name(RunConfig).items()
+                     if key_facts.scope == SHARED and not key_facts.names_file]
     key_words = []
     for name in sorted(root_settings.keys() & set(adopted_names)):
         value = root_settings[name]

@@ -265,8 +265,8 @@ def _preset_values(preset: RunConfig, typed_values: Values) -> dict[str, Any]:
     discarding_keys = [key for key, value in typed_values.items() if value != "none"]  # profile=none discards nothing
     preset_values, default_values = vars(preset), vars(RunConfig())
 
-    kept_keys = [key for key, facts in facts_by_name(RunConfig).items()
-                 if not set(facts.discarded_by).intersection(discarding_keys)]
+    kept_keys = [key for key, key_facts in facts_by_name(RunConfig).items()
+                 if not set(key_facts.discarded_by).intersection(discarding_keys)]
     return {key: preset_values[key] for key in kept_keys if preset_values[key] != default_values[key]}
 
 

@@ -76,19 +76,19 @@ class KeyFacts(NamedTuple):
     emulates: bool = False  # only an emulated cluster may have another value than the default
 
 
-def key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+def key(default: Config, about: str, allowed: Allowed | None = None, **other_facts: Any) -> Config:
     """Return a field of a dataclass for one key: its default, and the `KeyFacts` about it."""
-    return field(default=default, metadata={"facts": KeyFacts(about, allowed, **facts)})
+    return field(default=default, metadata={"facts": KeyFacts(about, allowed, **other_facts)})
 
 
-def local_key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+def local_key(default: Config, about: str, allowed: Allowed | None = None, **other_facts: Any) -> Config:
     """Return a key in which boards may differ."""
-    return key(default, about, allowed, scope=LOCAL, **facts)
+    return key(default, about, allowed, scope=LOCAL, **other_facts)
 
 
-def shared_key(default: Config, about: str, allowed: Allowed | None = None, **facts: Any) -> Config:
+def shared_key(default: Config, about: str, allowed: Allowed | None = None, **other_facts: Any) -> Config:
     """Return a key in which all boards must agree."""
-    return key(default, about, allowed, scope=SHARED, **facts)
+    return key(default, about, allowed, scope=SHARED, **other_facts)
 
 
 def facts_by_name(config_class: type) -> dict[str, KeyFacts]:
@@ -98,7 +98,8 @@ def facts_by_name(config_class: type) -> dict[str, KeyFacts]:
 
 def keys_with(config_class: type, fact: str, value: Any = True) -> frozenset[str]:
     """Return the names of the keys of the dataclass that have this value of a fact of `KeyFacts`."""
-    return frozenset(name for name, facts in facts_by_name(config_class).items() if getattr(facts, fact) == value)
+    return frozenset(name for name, key_facts in facts_by_name(config_class).items()
+                     if getattr(key_facts, fact) == value)
 
 
 class Option(NamedTuple):
@@ -151,15 +152,16 @@ def options(config_class: type) -> Iterator[Option]:
         for key_name in vars(base_class).get("__annotations__", ()):
             if key_name in key_fields:
                 key_field = key_fields.pop(key_name)
-                facts = key_field.metadata["facts"]
-                if facts.heading:
-                    group, is_rare = facts.heading, facts.is_rare
-                yield Option(key_name, str(key_field.type), key_field.default, group, is_rare, facts)
+                key_facts = key_field.metadata["facts"]
+                if key_facts.heading:
+                    group, is_rare = key_facts.heading, key_facts.is_rare
+                yield Option(key_name, str(key_field.type), key_field.default, group, is_rare, key_facts)
 
 
 def allowed_values(config_class: type) -> dict[str, Allowed]:
     """Return the allowed values of each key of the dataclass that does not take all values."""
-    return {name: facts.allowed for name, facts in facts_by_name(config_class).items() if facts.allowed is not None}
+    return {name: key_facts.allowed for name, key_facts in facts_by_name(config_class).items()
+            if key_facts.allowed is not None}
 
 
 def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option]) -> dict[str, Any]:
