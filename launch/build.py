@@ -110,7 +110,7 @@ def build_lm_head(spec: RankSpec) -> Logits:
     lm_head = Logits(spec.sizes)
     if quantization == "auto" and spec.keeps_blocks(HEAD):
         products = NativeProducts(torch.get_num_threads())
-        lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
+        lm_head.product = products.linear(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
         return_freed_memory()
         return lm_head
 

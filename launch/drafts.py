@@ -69,7 +69,7 @@ def _pack(spec: RankSpec, module: nn.Module, kind: str = "none") -> None:
     block_kind = kind if kind in QUANTIZERS else "none"
     if spec.has_native_products(block_kind):
         products = NativeProducts(torch.get_num_threads())
-        pack(module, partial(products.quantized, block_kind), products.plain)
+        pack(module, partial(products.quantized, block_kind), products.linear)
     else:
         pack(module)
 

@@ -77,11 +77,8 @@ class NativeWhole:
         self.body = NativeSlice(Slice(self.config, 0, self.config.layers), layer_weights, num_threads)
 
         self.lm_head = Logits(self.config)
-        products = NativeProducts(num_threads)
-        if source.is_in_blocks(head_name):
-            product = products.stored(source.read_stored(head_name))
-        else:
-            product = products.plain(source.read_finite(head_name))
+        read_head = source.read_stored if source.is_in_blocks(head_name) else source.read_finite
+        product = NativeProducts(num_threads).linear(read_head(head_name))
         self.lm_head.product = product  # type: ignore[assignment]
 
     def cache(self, num_slots: int) -> TreeCache:

@@ -173,8 +173,7 @@ def test_a_product_is_that_of_the_unfolded_weight_with_one_set_of_bits(names):
         torch.nn.Module.__init__(joined)
         joined.in_features, joined.out_features = NUM_INPUTS, len(plain)
         joined._products, joined._weights = products, Weights(packing_of(products.library))
-        layers = [SimpleNamespace(weight=weight, bias=None, in_features=NUM_INPUTS, out_features=NUM_OUTPUTS)
-                  for weight in weights]
+        layers = [SimpleNamespace(weight=weight, bias=None) for weight in weights]
         joined._weight = joined._weights.linear_weight(*layers)
         return joined(rows[:num_rows])
 

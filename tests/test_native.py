@@ -512,7 +512,7 @@ def test_a_linear_layer_gives_a_row_the_same_bits_beside_any_number_of_others(ki
 
 
 def test_rows_of_another_width_are_refused():
-    native = NativeProducts(1).plain(torch.zeros(3, 8))
+    native = NativeProducts(1).linear(torch.zeros(3, 8))
     for rows in (torch.zeros(2, 9), torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8)):
         with pytest.raises(IndexError, match="instead of 8 numbers"):
             native(rows)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from ctypes import byref, c_int64, c_void_p
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,34 +25,25 @@ class NativeProducts:
         self.library = library(level)
         self.handle = start(self, self.library, NO_LAYERS, num_threads)
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
-        """Return a linear layer with this weight."""
-        num_outputs, num_inputs = weight.shape
-        layer = SimpleNamespace(weight=weight, bias=bias, in_features=num_inputs, out_features=num_outputs)
-        return NativeLinear(self, layer)
-
-    def stored(self, blocks: Tensor, bias: Tensor | None = None) -> NativeLinear:
-        """Return a linear layer with its weight in blocks `[N, B, bytes]`."""
-        num_outputs, num_inputs = plain_shape(blocks.shape)
-        layer = SimpleNamespace(weight=blocks, bias=bias, in_features=num_inputs, out_features=num_outputs)
-        return NativeLinear(self, layer)
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
+        """Return a linear layer with this weight, which may be in blocks `[N, B, bytes]`."""
+        return NativeLinear(self, weight, bias)
 
     def quantized(self, kind: str, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         """Return a linear layer with this weight, quantized to a type of blocks if it fills some; or "none"."""
-        if kind == "none" or not can_be_quantized(kind, tuple(weight.shape)):
-            return self.plain(weight, bias)
-        return self.stored(quantize(kind, weight), bias)
+        is_quantized = kind != "none" and can_be_quantized(kind, tuple(weight.shape))
+        return self.linear(quantize(kind, weight) if is_quantized else weight, bias)
 
 
 class NativeLinear(nn.Module):
-    """A linear layer in C; `layer` has its sizes, its weight, perhaps in blocks, and its bias."""
+    """A linear layer in C."""
 
-    def __init__(self, products: NativeProducts, layer: Any) -> None:
+    def __init__(self, products: NativeProducts, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.out_features, self.in_features = plain_shape(weight.shape)
         self._products = products
         self._weights = Weights(packing_of(products.library))
-        self._weight = self._weights.linear_weight(layer)
+        self._weight = self._weights.linear_weight(SimpleNamespace(weight=weight, bias=bias))
 
     def forward(self, x_TI: Tensor) -> Tensor:
         rows = x_TI.contiguous()

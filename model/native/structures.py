@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model.cache import AdmittedRows
 from model.llama import RMSNorm
 from model.native.packing import PackedWeight, Packing, pack_blocks, pack_float
-from model.weights.blocks import QUANTIZERS, unfold
+from model.weights.blocks import QUANTIZERS, block_type, plain_shape, unfold
 from model.weights.quant import BLOCKS
 
 KINDS = ("none", BLOCKS, *QUANTIZERS)  # of weights
@@ -106,10 +106,6 @@ def request_of(admitted: AdmittedRows) -> CRequest:
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
-def _is_in_blocks(weight: Tensor) -> bool:
-    return weight.dtype == torch.uint8
-
-
 class Weights:
     """The structures of packed weights, and the tensors behind them, which must live as long."""
 
@@ -131,18 +127,19 @@ class Weights:
         return self.address(1 + norm.weight if norm.norm_weight_plus_one else norm.weight)
 
     def linear_weight(self, *linears: Any) -> CWeight:
-        """Pack linear layers that read the same inputs as one weight."""
-        packed_weight = self._pack([linear.weight for linear in linears])
+        """Pack linear layers that read the same inputs, and whose weights may be in blocks, as one weight."""
+        weights: list[Tensor] = [linear.weight for linear in linears]
+        packed_weight = self._pack(weights)
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-        num_outputs = sum(linear.out_features for linear in linears)
 
+        _, num_inputs = plain_shape(weights[0].shape)
         addresses = map(self.address, (packed_weight.elements, packed_weight.scales, bias))
-        return CWeight(packed_weight.form, num_outputs, linears[0].in_features, *addresses)
+        return CWeight(packed_weight.form, sum(map(len, weights)), num_inputs, *addresses)
 
     def _pack(self, weights: Sequence[Tensor]) -> PackedWeight:
-        if all(map(_is_in_blocks, weights)):
+        if all(block_type(weight.shape) for weight in weights):
             return pack_blocks(weights, self.packing)
-        plain_weights = [unfold(weight) if _is_in_blocks(weight) else weight for weight in weights]
+        plain_weights = [unfold(weight) if block_type(weight.shape) else weight for weight in weights]
         return pack_float(torch.cat(plain_weights))
 
 

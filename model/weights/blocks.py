@@ -85,9 +85,9 @@ def block_type(shape: Sequence[int]) -> BlockType | None:
 
 
 def plain_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the shape `[N, I]` of the weight in a tensor of blocks."""
-    num_outputs, num_blocks, num_bytes = shape
-    return num_outputs, num_blocks * TYPES_BY_BYTES[num_bytes].num_weights
+    """Return the shape `[N, I]` of a weight, which may be in blocks."""
+    block = block_type(shape)
+    return shape[0], shape[1] * (block.num_weights if block else 1)
 
 
 def coded_weight(blocks: Tensor) -> CodedWeight:

@@ -30,16 +30,19 @@ LARGE_BYTES = 4 << 20  # more than the logits of a usual step, whose pages would
 MAX_ERROR = 0.2  # relative error of the trial layer's outputs; 4 bits have about 0.1
 
 
+def _unfilled(form: TensorForm) -> nn.Parameter:
+    """Return a parameter of this form on the meta device."""
+    return nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
+
+
 class InBlocks(nn.Module):
-    """A linear layer with its weight in blocks, which is not computed here; on the meta device at first."""
+    """A linear layer's weight in blocks, and its bias, which are not computed here."""
 
     exact = ("weight",)  # parameters that keep their type when the module is filled
 
     def __init__(self, like: nn.Linear, form: TensorForm) -> None:
         super().__init__()
-        self.in_features, self.out_features = like.in_features, like.out_features
-        self.weight = nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
-        self.bias = like.bias
+        self.weight, self.bias = _unfilled(form), like.bias
 
 
 class Quantized(nn.Module):
@@ -55,8 +58,7 @@ class Quantized(nn.Module):
         self.in_features, self.out_features = like.in_features, like.out_features
         self.kind = kind
         for name, form in quantized_forms(kind, (like.out_features, like.in_features)).items():
-            meta_tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
-            setattr(self, name, nn.Parameter(meta_tensor, requires_grad=False))
+            setattr(self, name, _unfilled(form))
         self.bias = like.bias
 
     def settle(self, dtype: torch.dtype) -> None:
@@ -123,7 +125,7 @@ class StoredEmbedding(nn.Module):
 
     def __init__(self, form: TensorForm, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
+        self.weight = _unfilled(form)
         self.dtype = dtype
 
     def forward(self, tokens_T: Tensor) -> Tensor:
