@@ -63,15 +63,14 @@ def grid(config: Heatmap) -> tuple[Array, Array, range]:
     The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1, where
     the smallest drafter and both ends of the acceptance rates are replaced by bounds.
     """
-    fixed_lookahead = range(config.lookahead, config.lookahead + 1)
+    max_lookahead = 200 if config.grid == "paper" else config.ndim
+    lookaheads = range(config.lookahead or 1, 1 + (config.lookahead or max_lookahead))
     if config.grid == "paper":
         hundredths = np.arange(101) / 100
-        return hundredths[1:], hundredths, fixed_lookahead if config.lookahead else range(1, 201)
+        return hundredths[1:], hundredths, lookaheads
 
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
-    acceptances = np.clip(steps, LOWEST_RATE, 1 - LOWEST_RATE)
-    lookaheads = fixed_lookahead if config.lookahead else range(1, 1 + config.ndim)
-    return np.maximum(steps, LOWEST_RATE), acceptances, lookaheads
+    return np.maximum(steps, LOWEST_RATE), np.clip(steps, LOWEST_RATE, 1 - LOWEST_RATE), lookaheads
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
