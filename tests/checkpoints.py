@@ -1,23 +1,31 @@
 """Small checkpoints in folders, and how an error is expected: what the tests of weights and splits share."""
 from __future__ import annotations
 
-import json
 import re
+from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from launch.split.write import split
 from model.drafts.heads import EagleHead
 from model.llama import LlamaConfig
+from tests.json_files import save_json
+
+split_quietly = partial(split, progress=False)
 
 
-def refused(sentence: str) -> Any:
-    """The error is one sentence that says this."""
-    return pytest.raises(ValueError, match=f"(?s)^[^\n]*{re.escape(sentence)}[^\n]*$")
+@contextmanager
+def refused(*fragments: str) -> Iterator[Any]:
+    """The error is one sentence with these fragments in their order, and does nothing to a terminal."""
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, fragments))) as error:
+        yield error
+    assert str(error.value).isprintable()
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -54,6 +62,14 @@ def _as_bin(text: str) -> str:
     return re.sub(r"model([-.\w]*)\.safetensors", r"pytorch_model\1.bin", text)
 
 
+@contextmanager
+def edited_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a model, to be changed in place; they are written again behind the block."""
+    tensors = load_file(folder / "model.safetensors")
+    yield tensors
+    save_file(tensors, folder / "model.safetensors")
+
+
 def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) -> dict[str, torch.Tensor]:
     """A draft head's file with tensors of several types; its tensors."""
     form = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -62,7 +78,7 @@ def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) ->
     tensors = {name: torch.rand(p.shape).to(dtype) for (name, p), dtype in zip(
         EagleHead(LlamaConfig.read(form), bias=True).named_parameters(), types)}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**form, **config}))
+    save_json(folder / "config.json", {**form, **config})
     torch.save(tensors, folder / "pytorch_model.bin")
     return tensors
 

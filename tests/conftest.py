@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Generator, Iterator
+from typing import Any, Callable, Generator, Iterator
 
 import pytest
 import torch
@@ -81,6 +81,47 @@ def sdk(server: Any) -> Iterator[Any]:
 
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def create_chat(sdk: Any) -> Callable[..., Any]:
+    """Asks for an answer to a chat as OpenAI's own client does."""
+    create: Callable[..., Any] = sdk.chat.completions.create
+    return create
+
+
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command prints to stderr that has to end with the exit code 2."""
+    def run_to_error(command: Callable[..., int], *arguments: Any) -> str:
+        assert command(*arguments) == 2
+        return capsys.readouterr().err
+
+    return run_to_error
+
+
+@pytest.fixture
+def answer_to(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The first line that a command with these words prints, which is its answer."""
+    from tests.saved import here
+
+    def run_here(*words: str) -> str:
+        capsys.readouterr()
+        exit_code, printed = here(*words), capsys.readouterr()
+        assert exit_code == 0, printed.err
+        return printed.out.splitlines()[0]
+
+    return run_here
+
+
+@pytest.fixture(scope="module")
+def small_blocks() -> Iterator[None]:
+    """Memory of caches comes in small blocks, so that they grow often, and slots before a window are dropped early."""
+    from model import slots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "BLOCK_SLOTS", 4)
+        yield
 
 
 @pytest.fixture

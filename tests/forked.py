@@ -38,10 +38,15 @@ def nothing(rank: int) -> None:
     pass
 
 
-def be_rank(words: Sequence[str], environment: dict[str, str],
-            files: Sequence[str], prepare: Prepare) -> None:
+def write_into(files: Sequence[str | Path]) -> None:
+    """Let standard output and standard error of this process go into these files."""
     for number, path in enumerate(files, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+
+
+def be_rank(words: Sequence[str], environment: dict[str, str],
+            files: Sequence[str], prepare: Prepare) -> None:
+    write_into(files)
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", **environment})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(int(environment["RANK"]))
@@ -152,8 +157,7 @@ def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Seque
     os.setsid()
     os.chdir(ROOT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, path in enumerate(files, 1):
-        os.dup2(os.open(path, os.O_WRONLY), number)
+    write_into(files)
     _be_program(words, environment)
 
 

@@ -58,40 +58,40 @@ def schema(random: Random, depth: int = 2) -> Kind:
     return random.choice(kinds)(random, depth)
 
 
-def _integer(random: Random, depth: int) -> Kind:
+def _integer(random, depth):
     low = random.randint(-20, 20)
     high = low + random.randint(0, 30)
     given = {"type": "integer", "minimum": low, "maximum": high}
     return given, lambda value: type(value) is int and low <= value <= high
 
 
-def _string(random: Random, depth: int) -> Kind:
+def _string(random, depth):
     most = random.randint(0, 4)
     return {"type": "string", "maxLength": most}, lambda value: isinstance(value, str) and len(value) <= most
 
 
-def _pattern(random: Random, depth: int) -> Kind:
+def _pattern(random, depth):
     return ({"type": "string", "pattern": "^[ab]{2}-[0-9]$"},
             lambda value: len(value) == 4 and set(value[:2]) <= {"a", "b"}
             and value[2] == "-" and value[3].isdigit())
 
 
-def _literal(random: Random, depth: int) -> Kind:
+def _literal(random, depth):
     wanted = random.choice([True, None, "abba", 17,
                             [1, "b"], {"a": {"b": False}}])
     return {"const": wanted}, lambda value: value == wanted
 
 
-def _choice(random: Random, depth: int) -> Kind:
+def _choice(random, depth):
     return {"type": ["boolean", "null"]}, lambda value: value in (True, False, None)
 
 
-def _enum(random: Random, depth: int) -> Kind:
+def _enum(random, depth):
     wanted = random.sample(["alf", "alfa", "bar", "tune", 1, 12, 123, None, True], 3)
     return {"enum": wanted}, lambda value: value in wanted
 
 
-def _object(random: Random, depth: int) -> Kind:
+def _object(random, depth):
     names = random.sample(["a", "name", "data", "value", "all"], random.randint(1, 3))
     names = [name.replace("m", "n").replace("v", "f") for name in names]
     parts = {name: schema(random, depth - 1) for name in names}
@@ -103,7 +103,7 @@ def _object(random: Random, depth: int) -> Kind:
         parts[name][1](part) for name, part in value.items())
 
 
-def _array(random: Random, depth: int) -> Kind:
+def _array(random, depth):
     item, fits = schema(random, depth - 1)
     least = random.randint(0, 2)
     most = least + random.randint(0, 2)
@@ -111,12 +111,12 @@ def _array(random: Random, depth: int) -> Kind:
     return given, lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(fits, value))
 
 
-def _any_of(random: Random, depth: int) -> Kind:
+def _any_of(random, depth):
     kinds = [schema(random, depth - 1), schema(random, depth - 1)]
     return {"anyOf": [kind[0] for kind in kinds]}, lambda value: any(_fits(kind, value) for kind in kinds)
 
 
-def _reference(random: Random, depth: int) -> Kind:
+def _reference(random, depth):
     inner, fits = _integer(random, depth)
     given = {"type": "object", "properties": {"left": {"$ref": "#/$defs/leaf"}, "data": {"$ref": "#/$defs/leaf"}},
              "required": ["left", "data"], "additionalProperties": False, "$defs": {"leaf": inner}}

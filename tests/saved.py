@@ -4,7 +4,6 @@ And the commands that are run with it: in this process, or as a person types the
 """
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,14 +17,17 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from cluster.folder import LOCK_FILE
 from config.presets import ROOT
 from launch.run import run
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.sample import Sampler
+from model.weights.parts import Part
 from scripts import generate
+from tests.checkpoints import edited_tensors
+from tests.json_files import load_json, save_json
 from tests.tiny import CONFIG, TINY, Tiny, weights
 
 SLOW = 5  # times as long as usual what a machine does may take, if others use it
@@ -53,14 +55,14 @@ def reference(temperature: float) -> list[int]:
 
 def token_ids(output: Path) -> list[int]:
     """Those of the answer that a command wrote with output=FILE."""
-    answer: dict[str, list[int]] = json.loads(output.read_text())
+    answer: dict[str, list[int]] = load_json(output)
     return answer["token_ids"]
 
 
 def save_model(folder: Path, tiny: Tiny | None = None) -> None:
     tiny = tiny or Tiny()
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": tiny.config.layers}))
+    save_json(folder / "config.json", {**FORM, "num_hidden_layers": tiny.config.layers})
     tensors = {f"model.{name}": x for name, x in tiny.tensors.items()}
     save_file({**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, folder / "model.safetensors")
     save_tokenizer(folder)
@@ -70,17 +72,16 @@ def save_drafter(base: Path, folder: Path, noise: float) -> None:
     """The model in a folder of its own, its weights a little off."""
     shutil.copytree(base, folder)
     off = weights(Tiny().whole, seed=5, scale=noise)
-    tensors = load_file(folder / "model.safetensors")
-    for name, x in off.items():
-        if x.dim() > 1:
-            tensors[f"model.{name}"] += x
-    save_file(tensors, folder / "model.safetensors")
+    with edited_tensors(folder) as tensors:
+        for name, x in off.items():
+            if x.dim() > 1:
+                tensors[f"model.{name}"] += x
 
 
 def save_head(folder: Path) -> None:
     """As EAGLE publishes its heads."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
+    save_json(folder / "config.json", {**FORM, "num_hidden_layers": 1})
     torch.save(weights(Tiny().eagle().network, seed=3), folder / "pytorch_model.bin")
 
 
@@ -94,9 +95,26 @@ def save_tokenizer(folder: Path, more: int = 0) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
+    save_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": SPECIAL[0], "bos_token": SPECIAL[1],
-        "eos_token": SPECIAL[2]}))
+        "eos_token": SPECIAL[2]})
+
+
+def split_shared(saved: Path, folder: Path, stages: str = "", shares: Sequence[float] = (1, 1)) -> Path:
+    """The tiny model with its head, split over ranks that share each stage; without stages they share all layers."""
+    split(saved / "base", folder, stages, saved / "head", progress=False, layout=Layout(shares=shares))
+    return folder
+
+
+def options_of(saved: Path, **options: Any) -> dict[str, Any]:
+    """Those with which a program of a person's own opens a pipeline over three ranks."""
+    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
+            "max_new_tokens": 12, "threads_per_rank": 1, **options}
+
+
+def ranks_of(folder: Path, world: int = 3) -> list[Part]:
+    """What each rank has of a split."""
+    return [Part(folder / f"stage_{rank}") for rank in range(world)]
 
 
 def boards_of(saved: Path, folder: Path) -> Path:
@@ -129,6 +147,11 @@ def wait_until(happened: Callable[[], Any], seconds: float) -> bool:
     while not happened() and time.monotonic() < end:
         time.sleep(0.05)
     return bool(happened())
+
+
+def run_program(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, with what it printed; it is run in the project's folder by default."""
+    return subprocess.run(words, **{"cwd": ROOT, "text": True, "capture_output": True, **options})
 
 
 class Command:

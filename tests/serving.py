@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from typing import Any, ContextManager, Iterator, NamedTuple
@@ -28,8 +29,34 @@ class Live(NamedTuple):
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, content=json.dumps(body))
 
-    def chat(self, question: str = QUESTION, **fields: Any) -> httpx.Response:
-        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": question}], **fields)
+    def chat(self, question: Any = QUESTION, **fields: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", **{"messages": user_says(question), **fields})
+
+    def tokenize(self, **fields: Any) -> list[int]:
+        """The ids of a prompt or of messages."""
+        token_ids: list[int] = self.post("/tokenize", **fields).json()["tokens"]
+        return token_ids
+
+
+def user_says(content: Any = QUESTION) -> list[dict[str, Any]]:
+    """The messages of a conversation that a user begins."""
+    return [{"role": "user", "content": content}]
+
+
+def text_of(response: httpx.Response) -> str:
+    """What the first choice of a chat says."""
+    text: str = response.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def refusal(response: httpx.Response, field: str = "code") -> tuple[int, Any]:
+    """The status of an error, and one of its fields."""
+    return response.status_code, response.json()["error"][field]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def live(*words: str) -> ContextManager[Live]:

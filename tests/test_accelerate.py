@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from tests.forked import CONTEXT
+from tests.tiny import random_tensor
 from train.course import Course, Hyperparameters
 
 NUM_ROWS, NUM_STEPS = 4, 5
@@ -18,7 +19,7 @@ PLAN = Hyperparameters("tiny", NUM_STEPS, 0.1, warm_up=1, saved_every=2)
 
 def batch_of(number, num_rows=NUM_ROWS):
     """The rows of a batch, of so many that follow each other."""
-    all_rows = torch.randn(NUM_ROWS * NUM_STEPS, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    all_rows = random_tensor(3, NUM_ROWS * NUM_STEPS, 6)
     return all_rows[number * num_rows:(number + 1) * num_rows]
 
 

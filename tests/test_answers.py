@@ -1,7 +1,6 @@
 """Earlier answers in a file: added texts are read again, the newest are kept, and invalid files are refused."""
 from __future__ import annotations
 
-import json
 import os
 import stat
 
@@ -9,6 +8,7 @@ import pytest
 
 from model.drafts.suffix import add_texts, load_texts
 from tests.checkpoints import refused
+from tests.json_files import load_json_lines
 from tests.tiny import in_threads
 
 HEAD = '{"vocabulary": 10}'
@@ -36,7 +36,7 @@ def test_the_newest_tokens_stay(path):
     for text in ([1, 2, 3], [4, 5], [], [6]):
         add_texts(path, [text], 10, 4)
     assert load_texts(path, 10, 9) == [[3], [4, 5], [6]]
-    assert [json.loads(line) for line in path.read_text().splitlines()][1:] == [[3], [4, 5], [6]]
+    assert load_json_lines(path)[1:] == [[3], [4, 5], [6]]
     assert load_texts(path, 10, 3) == [[4, 5], [6]]
     assert load_texts(path, 10, 0) == []
     add_texts(path, [list(range(10))], 10, 4)
@@ -55,7 +55,7 @@ def test_an_empty_file_holds_nothing(path):
     assert load_texts(written(path), 10, 100) == []
 
 
-@pytest.mark.parametrize(("lines", "sentence"), [
+@pytest.mark.parametrize("lines, sentence", [
     ([HEAD, "[1]", "[1, 10]"], "line 3 of {} is not a list of token ids from 0 to 9: delete the"),
     ([HEAD, "[1, -1]"], "line 2 of {} is not a list"), ([HEAD, "[true]"], "line 2 of {} is not a list"),
     ([HEAD, "[1.0]"], "line 2 of {} is not a list"), ([HEAD, "5"], "line 2 of {} is not a list"),

@@ -6,18 +6,17 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from config import files
 from config.files import read_json_file
-from config.presets import ROOT
 from launch.spec import device_named
 from launch.split.write import store
 from tests.checkpoints import refused
-from tests.saved import here
+from tests.json_files import change_json, edited_json, save_json_lines
+from tests.saved import here, run_program
 
 GOOD = '{"turns": ["who?"]}\n'
 
@@ -44,7 +43,7 @@ def unstarted(ask, monkeypatch, capsys):
     return unstarted
 
 
-@pytest.mark.parametrize(("text", "message"), [
+@pytest.mark.parametrize("text, message", [
     ("", "has no questions: write one JSON object per line"), ("\n \n", "has no question"),
     (GOOD + '{"turns": "abc"}', "line 2 of"), (GOOD + '{"turns": []}', "line 2 of"), ("null", "line 1 of"),
     (GOOD + "\n" + '{"turns": ["\\ud800"]}', "line 3 of"), ("[" * 100_000, "is nested too deeply"),
@@ -72,7 +71,7 @@ def test_what_is_harmless_in_a_question_file_is_asked(ask, tmp_path):
         (None, "a\u2028b"), (None, "c"), (None, "d")]
 
 
-@pytest.mark.parametrize(("place", "message"), [
+@pytest.mark.parametrize("place, message", [
     (".", "(it is a folder)"), ("x" * 300, "File name too long"), ("file/x", "Not a directory"),
     ("/dev/fd/63", "it is open in one process only")])
 def test_an_output_that_cannot_be_written_is_reported_before_the_start(unstarted, tmp_path, place, message):
@@ -139,26 +138,24 @@ def test_bytes_that_are_not_utf_8_are_reported_before_the_start(unstarted):
     assert "prompt has bytes that are not UTF-8: write it in UTF-8" in unstarted("prompt=a\udcff")
 
 
-def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, saved, tmp_path, monkeypatch, capsys):
+def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, saved, tmp_path, monkeypatch, error_of):
     own = shutil.copytree(saved / "0+2+2", tmp_path / "own")
     path = own / "stage_0" / "tokenizer_config.json"
-    path.write_text(json.dumps({**read_json_file(path), "chat_template": "{{ raise_exception('no') }}"}))
+    change_json(path, chat_template="{{ raise_exception('no') }}")
     manifest = own / "stage_0" / "manifest.json"
     monkeypatch.setattr("launch.pipeline.build_draft", lambda *_: pytest.fail("weights are read"))
     if manifest.is_file():
-        content = read_json_file(manifest)
-        content["files"]["tokenizer_config.json"] = store(path, path.read_bytes())
-        manifest.write_text(json.dumps(content))
-    assert here(f"model_dir={own}", "prompt=abc", "template=own") == 2
-    assert "the chat template of the tokenizer in" in capsys.readouterr().err
+        with edited_json(manifest) as content:
+            content["files"]["tokenizer_config.json"] = store(path, path.read_bytes())
+    assert "the chat template of the tokenizer in" in error_of(here, f"model_dir={own}", "prompt=abc", "template=own")
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["pipeline_type=continuous"], "pipeline_type=continuous has a pipeline: type bash run_pipe.sh"),
-    (["tp_type=mega"], "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
-    (["tp_type=tp", "seed=1", "tp_type=galaxy"], "tp_type is given twice: leave one of them out")])
+@pytest.mark.parametrize("words, message", [
+    ("pipeline_type=continuous", "pipeline_type=continuous has a pipeline: type bash run_pipe.sh"),
+    ("tp_type=mega", "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
+    ("tp_type=tp seed=1 tp_type=galaxy", "tp_type is given twice: leave one of them out")])
 def test_run_tp_sh_speaks_of_its_own_key(words, message):
-    done = subprocess.run(["bash", "tp/run_tp.sh", *words], cwd=ROOT, capture_output=True, text=True)
+    done = run_program("bash", "tp/run_tp.sh", *words.split())
     assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {message}")
     assert done.stderr.count("\n") == 1
 
@@ -183,11 +180,11 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 GONE = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-@pytest.mark.parametrize(("error", "code"), [(FULL, 2), (GONE, 141)], ids=["full", "gone"])
+@pytest.mark.parametrize("error, code", [(FULL, 2), (GONE, 141)], ids=["full", "gone"])
 @pytest.mark.parametrize("several", [False, True], ids=["prompt", "questions"])
 def test_an_output_file_is_whole_though_nothing_can_be_printed(ask, tmp_path, monkeypatch, several, error, code):
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(json.dumps({"question_id": i, "turns": ["abc"]}) + "\n" for i in range(2)))
+    save_json_lines(questions, ({"question_id": i, "turns": ["abc"]} for i in range(2)))
     words = [f"question_file={questions}"] if several else []
     assert ask(*words, f"output={tmp_path / 'right.json'}") == 0
     errors = io.StringIO()

@@ -34,7 +34,7 @@ def taught(lessons, length=0, blend=None):
     return blend
 
 
-@pytest.mark.parametrize(("length", "weight"), [(1, .03),
+@pytest.mark.parametrize("length, weight", [(1, .03),
                                                 (2, .15), (7, .6), (8, .8), (100, .8)])
 def test_a_suffix_begins_with_a_weight_by_the_length_of_its_match(length, weight):
     mixed = dict(Blend().mix(BOTH, length))

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from config.profiles import FIELD_KINDS, Profile, read
 from tests.checkpoints import refused
+from tests.json_files import json_values
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-                    max_leaves=6)
 NEAR = st.integers(-1, 3) | st.floats(0, 9) | st.sampled_from(["eagle", "ssm1", "jetson-7b", ""])
-VALUES = JSON | NEAR | st.lists(NEAR, max_size=4) | st.lists(st.lists(NEAR, max_size=4), max_size=3)
+VALUES = json_values() | NEAR | st.lists(NEAR, max_size=4) | st.lists(st.lists(NEAR, max_size=4), max_size=3)
 KEYS = st.sampled_from([*FIELD_KINDS]) | st.text(max_size=9)
 
 
@@ -45,7 +43,7 @@ def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, fie
                         and "\n" not in said and len(said) < 900), said
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
+@pytest.mark.parametrize("content, sentence", [
     ('{"like": [1]}', 'says like=[1]: write one of jetson-7b, jetson-13b'),
     ('{"like": "wifi", "mbps": null}', 'says mbps=None: write a number from 0.001 to 1e+06'),
     ('{"like": "wifi", "wires": 1}', "has the unknown key 'wires': write some of like, about"),

@@ -12,15 +12,10 @@ from model import cache as caches
 from model import slots as slot_memory
 from model.attention import PLAIN, AttentionForm, from_int8, to_int8
 from model.tree import TokenTree, verify
-from tests.tiny import CONFIG, TINY
+from tests.checkpoints import refused
+from tests.tiny import TINY, add_anywhere, judge
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_blocks():
-    """Make caches small, so that every cache here grows several times."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_memory, "BLOCK_SLOTS", 4)
-        yield
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def run(cache, tree, nodes, text=None):
@@ -35,12 +30,21 @@ def run(cache, tree, nodes, text=None):
     return dict(zip(nodes, out))
 
 
+def keys_of(cache):
+    """Those of the first layer, `[1, heads, slots, size]`."""
+    return cache.slots[0].tensors[0]
+
+
+def prune(cache, tree):
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
+
+
 def reference(tree, node):
     """Return the feature of the same node, computed from its own path only."""
     path = [node]
     while tree.nodes[path[0]].parent != path[0]:
         path.insert(0, tree.nodes[path[0]].parent)
-    cache = CONFIG.cache(CONFIG.layers, len(path), TINY.lm_head.weight)
+    cache = TINY.new_cache(len(path))
     cache.admit(path, [path[0], *path[:-1]], text=len(path))
     return TINY.whole(torch.tensor([tree.nodes[n].token for n in path]),
                       torch.arange(len(path)), cache)[-1]
@@ -51,25 +55,22 @@ def reference(tree, node):
 def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
     rng = random.Random(seed)
     tree = TokenTree([rng.randrange(50) for _ in range(5)], max_tokens=100)
-    cache = CONFIG.cache(CONFIG.layers, 200, TINY.lm_head.weight)
+    cache = TINY.new_cache(200)
     for _ in range(6):
         for _ in range(rng.randrange(8)):
-            parent = rng.choice([tree.tip, *sorted(tree.live)])
-            tree.add(parent, rng.randrange(4), tree.nodes[parent].score - rng.random())
+            add_anywhere(tree, rng, 4)
         for node, feature in run(cache, tree,
                                  tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
             torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
         if not tree.unsent_text:  # the tip was sent, so that its answer can have come
-            tree.nodes[tree.tip].target_token = rng.randrange(4)
-            verify(tree)
+            judge(tree, rng.randrange(4))
             if rng.random() >= loss:
-                cache.prune(tree.tip, tree.nodes[tree.tip].parent,
-                            sorted(tree.live), tree.horizon)
+                prune(cache, tree)
 
 
 def test_a_pruned_cache_equals_one_built_from_scratch():
     tree = TokenTree([3, 1, 4], max_tokens=100)
-    cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    cache = TINY.new_cache()
     a = tree.add(tree.tip, 5, -0.1)
     x = tree.add(tree.tip, 9, -0.2)
     b = tree.add(a, 2, -0.3)
@@ -79,9 +80,8 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     for node, token in {tree.tip: 5, a: 2}.items():
         tree.nodes[node].target_token = token
     verify(tree)
-    cache.prune(tree.tip, tree.nodes[tree.tip].parent,
-                sorted(tree.live), tree.horizon)
-    fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    prune(cache, tree)
+    fresh = TINY.new_cache()
     run(fresh, tree, [*tree.trunk, c], text=5)
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
     for held in zip(cache.slots[0].tensors, fresh.slots[0].tensors):
@@ -91,17 +91,15 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
 
 def test_settled_slots_never_move():
     tree = TokenTree(list(range(20)), max_tokens=100)
-    cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    cache = TINY.new_cache()
     run(cache, tree, tree.cut())
-    before = cache.slots[0].tensors[0][:, :, :20].clone()
+    before = keys_of(cache)[:, :, :20].clone()
     tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
     run(cache, tree, tree.cut())
-    tree.nodes[tree.trunk[-1]].target_token = 4
-    verify(tree)
-    cache.prune(tree.tip, tree.nodes[tree.tip].parent,
-                sorted(tree.live), tree.horizon)
+    judge(tree, 4)
+    prune(cache, tree)
     assert cache.settled == 21
-    assert torch.equal(cache.slots[0].tensors[0][:, :, :20], before)
+    assert torch.equal(keys_of(cache)[:, :, :20], before)
 
 
 def rows_agree(cut, whole, tree, nodes, noise):
@@ -128,16 +126,12 @@ def test_rows_read_the_same_where_text_behind_a_window_is_dropped(seed, loss):
         rows_agree(cut, whole, tree, tree.cut(max_text_rows=5), noise)
     for _ in range(6):
         for _ in range(1 + rng.randrange(6)):
-            parent = rng.choice([tree.tip, *sorted(tree.live)])
-            score = tree.nodes[parent].score - rng.random()
-            tree.add(parent, rng.randrange(4), score)
+            add_anywhere(tree, rng, 4)
         while nodes := tree.cut(rng.randrange(1, 7), rng.randrange(1, 4)):
             rows_agree(cut, whole, tree, nodes, noise)
-        tree.nodes[tree.tip].target_token = rng.randrange(4)
-        verify(tree)
-        parent, live = tree.nodes[tree.tip].parent, sorted(tree.live)
+        judge(tree, rng.randrange(4))
         for cache in (whole, cut) if rng.random() >= loss else ():
-            cache.prune(tree.tip, parent, live, tree.horizon)
+            prune(cache, tree)
     full, near = cut.slots
     assert whole.slots[0].first == full.first == 0 < near.first
 
@@ -158,39 +152,40 @@ def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it
 
 
 def test_rows_that_a_prune_declared_dead_are_dead_on_arrival():
-    cache = CONFIG.cache(1, 64, TINY.lm_head.weight)
+    cache = TINY.new_cache(layers=1)
     cache.prune(tip=7, parent=3, keep=[9, 11], horizon=12)
-    assert [[6, 7, 9, 10, 11, 12][i] for i in cache.alive([6, 7, 9, 10, 11, 12])] == [7, 9, 11, 12]
+    nodes = [6, 7, 9, 10, 11, 12]
+    assert [nodes[i] for i in cache.alive(nodes)] == [7, 9, 11, 12]
 
 
 def test_an_older_prune_that_comes_late_revives_and_kills_nothing():
-    cache = CONFIG.cache(1, 64, TINY.lm_head.weight)
+    cache = TINY.new_cache(layers=1)
     cache.prune(tip=7, parent=3, keep=[9], horizon=12)
     cache.prune(tip=4, parent=3, keep=[5, 7, 9], horizon=10)
     assert cache.alive([5, 7, 9, 11]) == [1, 2]
 
 
 def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
-    cache = CONFIG.cache(1, 20, TINY.lm_head.weight)
+    cache = TINY.new_cache(20, layers=1)
     sizes = []
     for node in range(20):
         cache.admit([node], [max(0, node - 1)], 1)
-        sizes.append(cache.slots[0].tensors[0].shape[2])
+        sizes.append(keys_of(cache).shape[2])
     assert sizes == [4] * 4 + [7] * 3 + [12] * 5 + [19] * 7 + [20]
-    assert cache.slots[0].tensors[1].shape == cache.slots[0].tensors[0].shape
-    cache.slots[0].tensors[0].uniform_()  # else it holds what was in memory, perhaps NaN
-    another = CONFIG.cache(1, 20, TINY.lm_head.weight)
+    assert cache.slots[0].tensors[1].shape == keys_of(cache).shape
+    keys_of(cache).uniform_()  # else it holds what was in memory, perhaps NaN
+    another = TINY.new_cache(20, layers=1)
     another.copy(cache, 8)
-    got, want = (each.slots[0].tensors[0][:, :, :8]
+    got, want = (keys_of(each)[:, :, :8]
                  for each in (another, cache))
     assert torch.equal(got, want)
     cache.clear()
-    assert cache.slots[0].tensors[0].shape[2] == 4
+    assert keys_of(cache).shape[2] == 4
 
 
 def test_a_full_cache_says_what_to_do():
-    cache = CONFIG.cache(1, 4, TINY.lm_head.weight)
-    with pytest.raises(ValueError, match="raise max_length"):
+    cache = TINY.new_cache(4, layers=1)
+    with refused("raise max_length"):
         cache.admit(list(range(5)), [0, 0, 1, 2, 3], 5)
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from config.presets import ROOT
-from tests.serving import QUESTION, server
+from tests.json_files import save_json
+from tests.saved import run_program
+from tests.serving import QUESTION, server, text_of
 
 __all__ = ["server"]  # a fixture
 CLIENTS = Path(os.environ.get("FLOWSPEC_CLIENTS", ROOT / ".venv-clients")) / "bin"
@@ -51,7 +52,7 @@ print(json.dumps({"whole": whole.choices[0].message.content, "tokens": whole.usa
 @pytest.fixture(scope="module")
 def text(server):
     """What the server writes with the options of SAMPLED."""
-    return server.chat(**SAMPLED).json()["choices"][0]["message"]["content"]
+    return text_of(server.chat(**SAMPLED))
 
 
 @pytest.fixture
@@ -64,8 +65,7 @@ def run(tmp_path):
     def printed(name, *words):
         if not (CLIENTS / name).exists():
             pytest.skip(f"there is no {CLIENTS / name}: {HOW}")
-        done = subprocess.run([CLIENTS / name, *words],
-                              env=environment, cwd=tmp_path, capture_output=True, text=True)
+        done = run_program(CLIENTS / name, *words, env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
     return printed
@@ -83,7 +83,7 @@ def test_a_library_gets_the_text_of_the_seed_whole_and_streamed(server, text, ru
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_command_llm_prints_the_text_of_the_seed(server, text, run, tmp_path, streamed):
     model = {"model_id": "flowspec", "model_name": "toy", "api_base": f"{server.url}/v1"}
-    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([model]))
+    save_json(tmp_path / "extra-openai-models.yaml", [model])
     options = [word for key, value in SAMPLED.items() for word in ("-o", key, str(value))]
     how = [] if streamed else ["--no-stream"]
     assert run("llm", "-m", "flowspec", *how, *options, QUESTION) == f"{text}\n"

@@ -14,6 +14,7 @@ from launch.memory import GB, need
 from launch.spec import RankSpec
 from launch.split import write
 from model.weights.parts import Part
+from tests.json_files import save_json
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 TABLE = {cells[0]: list(map(float, cells[1:])) for cells in
@@ -40,7 +41,7 @@ def hole(path, forms):
 def checkpoint(folder, config, tensors):
     hole(folder / "model.safetensors", {name: (torch.float16, shape, 2 * math.prod(shape))
                                         for name, shape in tensors})
-    (folder / "config.json").write_text(json.dumps(config))
+    save_json(folder / "config.json", config)
     return folder
 
 

@@ -16,6 +16,7 @@ from eval import sweep
 from eval.dsi import command as simulate
 from eval.specinfer import command as spec_infer
 from scripts import bench
+from tests.saved import run_program
 
 COMMANDS = {  # of which each has commands
     "bench": bench.main,
@@ -67,9 +68,7 @@ class Clone:
         typed = [command] if command.endswith(".py") else ["-m", command]
         env = {key: value
                for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLOWSPEC"))}
-        return subprocess.run([BASE, "-S", *typed, *words],
-                              cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
-                              text=True, capture_output=True)
+        return run_program(BASE, "-S", *typed, *words, cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 @pytest.fixture
@@ -115,15 +114,15 @@ def test_a_package_of_the_server_that_is_not_there_is_reported_with_the_command_
     assert environment.missing_package("") == ""
 
 
-@pytest.mark.parametrize("name", ["check_clients", "check_legacy", "check_setup", "netem", "netns_cluster", "push"])
+@pytest.mark.parametrize("name", "check_clients check_legacy check_setup netem netns_cluster push".split())
 def test_a_script_shows_all_that_stands_at_its_top(name):
     script = ROOT / "scripts" / f"{name}.sh"
     head = script.read_text(encoding="utf-8").partition("\nset -e")[0].splitlines()[1:]
-    shown = subprocess.run(["bash", script, "--help"], text=True, capture_output=True)
+    shown = run_program("bash", script, "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.splitlines() == [line[2:] for line in head]
 
 
 def test_netem_refuses_a_word_that_it_does_not_know():
-    refused = subprocess.run(["bash", ROOT / "scripts" / "netem.sh", "stop", "eth0"], text=True, capture_output=True)
+    refused = run_program("bash", "scripts/netem.sh", "stop", "eth0")
     assert (refused.returncode, refused.stderr) == (2, "flowspec: unknown word stop: give set, show or clear\n")

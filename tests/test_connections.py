@@ -18,6 +18,7 @@ from serve.connections import LoopErrorHandler, connection_limits
 from serve.engine import Engine, Health, ServerLimits
 from serve.running import Listener
 from serve.start_line import PipelineFacts, reachable_url, start_lines
+from tests.serving import read_all
 
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -57,22 +58,22 @@ def listening(app):
         assert up.wait(60)
 
         def connect(data=b"", address="127.0.0.1"):
-            own = socket.create_connection(("127.0.0.1", ports[0]), timeout=60, source_address=(address, 0))
-            opened.enter_context(own).sendall(data)
-            return own
+            connection = socket.create_connection(("127.0.0.1", ports[0]), timeout=60, source_address=(address, 0))
+            opened.enter_context(connection).sendall(data)
+            return connection
 
         yield connect
 
 
-def answers(own):
+def answers(connection):
     """How many answers a connection brings before it is closed."""
-    return b"".join(iter(lambda: own.recv(1 << 16), b"")).count(b"HTTP/1.1 200")
+    return read_all(connection).count(b"HTTP/1.1 200")
 
 
-def is_closed(own):
+def is_closed(connection):
     """Whether the server has closed a connection without a word; waits for a word or the end."""
     try:
-        return own.recv(1) == b""
+        return connection.recv(1) == b""
     except ConnectionResetError:
         return True
 
@@ -146,10 +147,10 @@ def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(
 
 def test_what_is_no_http_behind_an_answer_ends_the_connection_without_a_traceback(app, caplog):
     with listening(app) as connect:
-        own = connect(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert own.recv(1) == b"H"
-        own.sendall(b"no number\r\n")
-        assert b"HTTP/1.1" not in b"".join(iter(lambda: own.recv(1 << 16), b""))
+        connection = connect(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert connection.recv(1) == b"H"
+        connection.sendall(b"no number\r\n")
+        assert b"HTTP/1.1" not in read_all(connection)
         assert connect(b"no HTTP\r\n\r\n").recv(12) == b"HTTP/1.1 400"
     assert caplog.records == []
 
@@ -174,8 +175,8 @@ def response(app, method="GET", path="/v1/models", headers=((b"host", b"localhos
 def test_a_request_whose_body_has_two_ends_is_refused_and_nothing_behind_it_is_read(app):
     two = b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     with listening(Framing(app)) as connect:
-        own = connect(two + REQUEST % b"")
-        said = b"".join(iter(lambda: own.recv(1 << 16), b""))
+        connection = connect(two + REQUEST % b"")
+        said = read_all(connection)
     assert said.count(b"HTTP/1.1") == 1 and said.startswith(b"HTTP/1.1 400") and b'"code": "framing"' in said
 
 
@@ -185,7 +186,7 @@ def test_the_server_refuses_it_before_anything_else_answers():
     assert (status, headers[b"connection"]) == (400, b"close")
 
 
-@pytest.mark.parametrize(("status", "ready", "alive", "retry"), [
+@pytest.mark.parametrize("status, ready, alive, retry", [
     ("loading", 503, 200, b"5"), ("restarting", 503, 200, b"5"), ("recovering", 503, 200, b"5"),
     ("silent", 503, 200, b"5"), ("hung for good", 503, 503, b"5"), ("lost", 503, 503, None),
     ("stopped", 503, 200, None), ("ready", 200, 200, None)])
@@ -231,7 +232,7 @@ def test_the_start_names_page_api_model_stages_method_and_end():
     assert "  model   toy, 1 stage, layers 8\n  method  ar\n" in plain
 
 
-@pytest.mark.parametrize(("host", "way", "url"), [
+@pytest.mark.parametrize("host, way, url", [
     ("127.0.0.1", "10.0.0.9", "http://127.0.0.1:8000"), ("0.0.0.0", "10.0.0.9", "http://10.0.0.9:8000"),
     ("::", "10.0.0.9", "http://10.0.0.9:8000"), ("0.0.0.0", "", f"http://{socket.gethostname()}:8000"),
     ("fd00::7", "", "http://[fd00::7]:8000")])

@@ -12,7 +12,8 @@ from pipeline.answers import Request
 from pipeline.decode import TokenStream
 from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
-from tests.tiny import TINY, TREE, Oracle, pipeline
+from tests.checkpoints import refused
+from tests.tiny import TINY, TREE, Oracle, pipeline, tokens_of
 
 PROMPT = [6, 21, 44, 3]
 
@@ -27,7 +28,7 @@ def answers(strategy, **wishes):
         answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
         pieces = list(stream)
         assert not any(stage.caches for stage in decoder.stages)
-    assert [token for piece in pieces for token in piece] == answer.token_ids
+    assert tokens_of(pieces) == answer.token_ids
     return answer
 
 
@@ -60,13 +61,13 @@ def test_the_context_ends_an_answer_too(strategy):
     long = TINY.text(PROMPT, 1, Sampler()) * 193  # with the prompt three tokens short of the context of 200
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
         answer, stream = decoder.stream(Request(PROMPT + long, max_new_tokens=60))
-        assert len([token for piece in stream for token in piece]) == 3
+        assert len(tokens_of(stream)) == 3
         assert answer.prompt_tokens + answer.new_tokens == decoder.max_length
 
 
 def test_a_prompt_that_fills_the_context_is_refused():
     with pipeline(TINY, 1, "naive", TINY.eagle()) as decoder:
-        with pytest.raises(ValueError, match="shorten the prompt or raise max_length"):
+        with refused("shorten the prompt or raise max_length"):
             decoder.stream(Request([1] * 200))
 
 

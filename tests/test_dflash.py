@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from contextlib import suppress
 from itertools import product
@@ -23,10 +22,12 @@ from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from pipeline.answers import Request
 from tests.checkpoints import refused
-from tests.saved import FORM, here, save_model
+from tests.json_files import load_json, save_json
+from tests.saved import FORM, PROMPT, save_model
+from tests.test_heads import rms
 from tests.tiny import CONFIG, DEEP, pipeline, weights
 
-IDS = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31]
+IDS = PROMPT[:10]
 HEADS, SHARED, SIZE = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim
 BASE = {**FORM, "num_hidden_layers": 8}
 
@@ -40,7 +41,7 @@ def publish(folder, change=lambda tensors: None, **more):
             "num_target_layers": 8, "block_size": 6, "layer_types": ["full_attention"] * 2, "sliding_window": None,
             "use_sliding_window": False, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "dflash_config": {"mask_token_id": 52, "target_layer_ids": ids}, **more}
-    (folder / "config.json").write_text(json.dumps(said))
+    save_json(folder / "config.json", said)
     held = weights(DEEP.block().network, seed=6)
     held.pop("embed_tokens.weight")
     change(held)
@@ -49,10 +50,6 @@ def publish(folder, change=lambda tensors: None, **more):
 
 
 # Computation
-
-
-def normed(x, weight):
-    return weight * x / (x.pow(2).mean(-1, keepdim=True) + CONFIG.eps).sqrt()
 
 
 def turned(x_THE, positions):
@@ -72,17 +69,17 @@ def plainly(held, embedding, context, block, begin, is_causal=False):
 
     `context` are the target's features of the text, position by position from 0; the block begins at `begin`.
     """
-    features = normed(context @ held["fc.weight"].T, held["hidden_norm.weight"])
+    features = rms(context @ held["fc.weight"].T, held["hidden_norm.weight"])
     x = embedding[torch.tensor(block)]
     places = [*range(len(context)), *range(begin, begin + len(block))]
     for number in range(2):
         own = {name[len(f"layers.{number}."):]: tensor for name, tensor in held.items()
                if name.startswith(f"layers.{number}.")}
-        row = normed(x, own["input_layernorm.weight"])
+        row = rms(x, own["input_layernorm.weight"])
         seen = torch.cat((features, row))
-        q = normed((row @ own["self_attn.q_proj.weight"].T).view(len(row), HEADS, SIZE),
+        q = rms((row @ own["self_attn.q_proj.weight"].T).view(len(row), HEADS, SIZE),
                    own["self_attn.q_norm.weight"])
-        k = normed((seen @ own["self_attn.k_proj.weight"].T).view(len(seen), SHARED, SIZE),
+        k = rms((seen @ own["self_attn.k_proj.weight"].T).view(len(seen), SHARED, SIZE),
                    own["self_attn.k_norm.weight"])
         v = (seen @ own["self_attn.v_proj.weight"].T).view(len(seen), SHARED, SIZE)
         q, k = turned(q, places[len(context):]), turned(k, places)
@@ -93,10 +90,15 @@ def plainly(held, embedding, context, block, begin, is_causal=False):
             score = score.masked_fill(later, -math.inf)
         out = torch.einsum("hts,she->the", score.softmax(-1), v).reshape(len(row), -1)
         x = x + out @ own["self_attn.o_proj.weight"].T
-        row = normed(x, own["post_attention_layernorm.weight"])
+        row = rms(x, own["post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(row @ own["mlp.gate_proj.weight"].T) * (row @ own["mlp.up_proj.weight"].T)
         x = x + gate @ own["mlp.down_proj.weight"].T
-    return normed(x, held["norm.weight"])
+    return rms(x, held["norm.weight"])
+
+
+def text_features():
+    """Random features of the target for all of IDS but the tip."""
+    return torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
 
 
 def grown_tree(draft, features, ids=IDS, limit=99):
@@ -120,7 +122,7 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins, causal
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: embedding, torch.float64, "cpu")
     assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5)
     assert head.form.size == 6
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     draft = BlockDraft(head, DEEP.lm_head, 64)
     if begins:  # a part of the text was read before
         grown_tree(draft, features, IDS[:begins])
@@ -131,7 +133,7 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins, causal
 
 
 def test_a_text_is_read_to_its_end_once_its_request_is_over():
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     plain, kept = DEEP.block(), DEEP.block()
     tree = grown_tree(plain, features)
     at_once(kept.catch_up(tree))
@@ -141,7 +143,7 @@ def test_a_text_is_read_to_its_end_once_its_request_is_over():
 
 
 def test_a_block_ends_where_the_text_may():
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     draft = DEEP.block()
     grown_tree(draft, features, limit=len(IDS) + 2)
     assert len(draft._logits) == 2
@@ -152,7 +154,7 @@ def test_a_block_ends_where_the_text_may():
 
 @pytest.mark.parametrize("nodes, width", [(12, 3), (40, 5)])
 def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, width):
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     draft = DEEP.block()
     tree = TokenTree(IDS, 99)
     tree.unsent_text.clear()
@@ -180,7 +182,7 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     with pipeline(DEEP, 2, "serial", Mixture([draft])) as decoder:
         answer = decoder.complete(Request(IDS, Sampler(), 16))
     assert answer.token_ids == DEEP.text(IDS, 16, Sampler())
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     tree = grown_tree(draft := DEEP.block(), features)
     first = tree.add(tree.tip, 7, -1.0)
     second = tree.add(first, 8, -2.0)
@@ -222,10 +224,10 @@ ODD_VALUES = (5, "x", [1], {"a": 1}, 10 ** 30)
 def test_no_value_of_a_config_ends_in_anything_but_a_sentence(tmp_path, outer_key):
     publish(tmp_path / "head")
     path = tmp_path / "head" / "config.json"
-    config = json.loads(path.read_text())
+    config = load_json(path)
     for key, value in product(sorted({*READ, *CONFIG_FIELDS, "block_size", "architectures"}), ODD_VALUES):
         outer_value = {**config.get(outer_key, {}), key: value} if outer_key else value
-        path.write_text(json.dumps({**config, (outer_key or key): outer_value}))
+        save_json(path, {**config, (outer_key or key): outer_value})
         with suppress(ValueError):
             fit_head(Checkpoint(tmp_path / "head"), BASE)
 
@@ -236,13 +238,11 @@ def test_a_head_that_lacks_a_tensor_is_refused(tmp_path):
         fit_head(Checkpoint(tmp_path / "head"), BASE)
 
 
-def test_a_published_head_drafts_for_a_split_model(tmp_path, capsys):
+def test_a_published_head_drafts_for_a_split_model(tmp_path, answer_to):
     save_model(tmp_path / "base", DEEP)
     publish(tmp_path / "head")
     asked = f"base_dir={tmp_path / 'base'}", f"eagle_dir={tmp_path / 'head'}", "stages=0+4+4", "max_new_tokens=16"
-    texts = []
-    for words in (["pipeline_type=ar"], ["draft=dflash"], ["draft=dflash+suffix", "pipeline_type=streaming"],
-                  ["draft=eagle", "temperature=0", "pipeline_type=pipedec"]):
-        assert here(*asked, "prompt=what is it?", *words) == 0, capsys.readouterr().err
-        texts.append(capsys.readouterr().out.splitlines()[0])
-    assert len(set(texts)) == 1
+    texts = {answer_to(*asked, "prompt=what is it?", *words.split()) for words in (
+        "pipeline_type=ar", "draft=dflash", "draft=dflash+suffix pipeline_type=streaming",
+        "draft=eagle temperature=0 pipeline_type=pipedec")}
+    assert len(texts) == 1

@@ -45,7 +45,7 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there(tmp_path
         assert f"ok: {thing}" in found or re.search(f"^ok: .*{re.escape(thing)}", found, re.M), thing
 
 
-@pytest.mark.parametrize(("findings", "code", "end"), [
+@pytest.mark.parametrize("findings, code, end", [
     ([doctor.Finding("a")], 0, "Everything that is required is present."),
     ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the required things is missing."),
     ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the required things are missing."),
@@ -134,7 +134,7 @@ def test_a_gpu_that_torch_was_not_built_for_is_reported(monkeypatch):
         "install the torch wheel that was built for this device, or use device=cpu"]
 
 
-@pytest.mark.parametrize(("failure", "message"), [
+@pytest.mark.parametrize("failure, message", [
     (RuntimeError("connect timed out\nmore"), "2 processes fails (connect timed out); do name a working network"),
     (multiprocessing.TimeoutError(), "2 processes fails (no answer for 60 seconds); do name a working network"),
 ])
@@ -150,7 +150,7 @@ def test_an_all_reduce_that_fails_is_reported_with_its_reason(monkeypatch, failu
     assert one == "ok: an all-reduce over 1 process works" and message in two
 
 
-@pytest.mark.parametrize(("named", "leads", "message"), [
+@pytest.mark.parametrize("named, leads, message", [
     ("eth7", "127.0.1.1", "missing: GLOO_SOCKET_IFNAME is eth7, which has no IPv4 address here; do export "
                           "GLOO_SOCKET_IFNAME=eth0 (there are: lo, eth0)"),
     ("eth0", "127.0.1.1", "ok: ranks meet at 192.168.1.5 (eth0, by GLOO_SOCKET_IFNAME): other machines can reach it"),
@@ -215,9 +215,8 @@ def test_a_head_is_judged_by_the_first_tokens_of_a_text(capsys, stranger, monkey
     assert "foresaw" not in found.err
 
 
-def test_a_model_that_is_not_there_ends_the_doctor_with_one_sentence(capsys, monkeypatch):
+def test_a_model_that_is_not_there_ends_the_doctor_with_one_sentence(capsys, error_of, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda words: doctor.head(words))
-    assert doctor.main(["model_dir=nowhere"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert error_of(doctor.main, ["model_dir=nowhere"]).count("\n") == 1
     assert doctor.main(["toy", "draft=suffix"]) == 0
     assert "without an EAGLE head" in capsys.readouterr().out

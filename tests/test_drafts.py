@@ -1,7 +1,6 @@
 """Every kind of draft gets its inputs, guesses as expected, and is refused if it does not match the model."""
 from __future__ import annotations
 
-import json
 import shutil
 from itertools import cycle
 from pathlib import Path
@@ -27,20 +26,19 @@ from model.weights.parts import EMBED, HEAD, Part
 from pipeline.answers import Request
 from pipeline.messages import Segment
 from tests.checkpoints import refused
-from tests.saved import FORM, here, save_model
-from tests.tiny import CONFIG, DEEP, pipeline, weights
+from tests.json_files import save_json
+from tests.saved import FORM, PROMPT, save_model
+from tests.tiny import CONFIG, DEEP, HandmadeDraft, admit_text, pipeline, tokens_of, weights, write
 
-DEEP = DEEP
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 18
-SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
+SPECULATIVE = "serial naive pruned continuous pipedec".split()
 VOCAB = 40  # of the EAGLE-3 heads here
 
 
-class Watcher:
+class Watcher(HandmadeDraft):
     """A draft that never guesses, and checks the features that arrive."""
 
-    inner, consumed = True, 0
+    inner = True
 
     def __init__(self, head):
         self.head, self.seen = head, {}
@@ -51,14 +49,6 @@ class Watcher:
                           for node in tree.nodes.values() if node.hidden is not None})
         return False
 
-    def begin(self, sampler):
-        pass
-
-    def refresh(self):
-        pass
-
-    reset = refresh
-
 
 # Messages
 
@@ -67,13 +57,10 @@ class Watcher:
 def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages):
     draft = Watcher(DEEP.eagle3().network)
     with pipeline(DEEP, stages, "pruned", draft) as decoder:
-        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=8))
-        text = PROMPT + [token for new in stream for token in new]
+        text = PROMPT + write(decoder, PROMPT, 8)
     want = dict.fromkeys(usual_layers(8))
-    cache = CONFIG.cache(8, len(text), DEEP.lm_head.weight)
-    nodes = list(range(len(text)))
-    cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-    DEEP.whole(torch.tensor(text), torch.tensor(nodes), cache, want)
+    cache = DEEP.new_cache(len(text))
+    DEEP.whole(torch.tensor(text), admit_text(cache, len(text)), cache, want)
     assert list(want) == [2, 4, 5]
     assert sorted(draft.seen) == list(range(len(text) - 2))
     got = torch.stack([draft.seen[i] for i in range(len(text) - 2)])
@@ -96,8 +83,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
         return link
 
     with pipeline(DEEP, 2, "continuous", getattr(DEEP, kind)(), wrap=watch) as decoder:
-        for _ in decoder.stream(Request(PROMPT, max_new_tokens=8))[1]:
-            pass
+        write(decoder, PROMPT, 8)
     assert {x is not None for x in sent} == {wide}
     if wide:
         assert {x.shape[1] for x in sent} == {0, CONFIG.hidden, 3 * CONFIG.hidden}
@@ -110,7 +96,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
 def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=NEW))
-        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
+        assert tokens_of(stream) == DEEP.text(PROMPT, NEW, Sampler())
     # How far continuous guesses ahead depends on the speed of its target, so this is not tested here.
     assert strategy == "continuous" or answer.misses <= 6, "some guesses were wrong"
 
@@ -143,11 +129,9 @@ def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_
     draft.network.embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
         with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were trained"):
-            for _ in decoder.stream(Request(PROMPT, max_new_tokens=8))[1]:
-                pass
+            write(decoder, PROMPT, 8)
         draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
-        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=8))
-        assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, Sampler())
+        assert write(decoder, PROMPT, 8) == DEEP.text(PROMPT, 8, Sampler())
 
 
 def test_a_draft_in_float16_is_refused_with_the_type_to_take():
@@ -170,7 +154,7 @@ def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, n
     change(tensors)
     folder.mkdir(parents=True)
     form = {**FORM, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab}
-    (folder / "config.json").write_text(json.dumps({**form, **config}))
+    save_json(folder / "config.json", {**form, **config})
     save_file(tensors, folder / name) if name.endswith("safetensors") else torch.save(tensors, folder / name)
     return Checkpoint(folder)
 
@@ -244,7 +228,7 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
 
 def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
+    save_json(folder / "config.json", {**FORM, "num_hidden_layers": 1})
     tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items()
                if bias or name != "fc.bias"}
     change(tensors)
@@ -279,20 +263,18 @@ def folder(tmp_path_factory):
                                ("tied", {}, {"tie_word_embeddings": True})):
         shutil.copytree(folder / "small", folder / name)
         save_file({**tensors, **more}, folder / name / "model.safetensors")
-        (folder / name / "config.json").write_text(json.dumps({**BASE, **config}))
+        save_json(folder / name / "config.json", {**BASE, **config})
     save_eagle3(folder / "eagle3")
     for name in ("base", "tied"):
         split(folder / name, folder / f"{name}-split", "0+3+2+3", folder / "eagle3", progress=False)
     return folder
 
 
-def text(capsys, folder: Path, *words: str, model: str = "base-split") -> str:
-    capsys.readouterr()
+@pytest.fixture
+def text(answer_to):
+    """What is written over a split of a folder."""
     asked = ("prompt_ids=5,17,40,3,28,11,9", "max_new_tokens=20", "ignore_eos=true")
-    code = here(f"model_dir={folder / model}", *asked, *words)
-    got = capsys.readouterr()
-    assert code == 0, got.err
-    return got.out.strip().splitlines()[0]
+    return lambda folder, *words, model="base-split": answer_to(f"model_dir={folder / model}", *asked, *words)
 
 
 def test_rank_0_has_the_embedding_that_a_head_of_eagle_3_borrows_and_no_other_rank_has_more(folder):
@@ -308,21 +290,21 @@ def test_every_source_with_a_network_has_a_builder():
     assert sources - {"suffix", "none"} == set(drafts.DRAFTS)
 
 
-def test_the_text_is_the_same_who_drafts(folder, capsys):
-    plain = text(capsys, folder, "pipeline_type=ar")
+def test_the_text_is_the_same_who_drafts(folder, text):
+    plain = text(folder, "pipeline_type=ar")
     assert len(plain.split()) == 20
     for words in (["draft=eagle"], ["draft=none"], ["draft=model", f"draft_dir={folder / 'small'}"],
                   ["draft=eagle", "pipeline_type=pipedec"], ["draft=model", f"draft_dir={folder / 'base'}"]):
-        assert text(capsys, folder, *words) == plain
+        assert text(folder, *words) == plain
 
 
-def test_a_tied_model_lends_its_lm_head_as_embedding(folder, capsys):
-    assert text(capsys, folder, model="tied-split") == text(capsys, folder, "pipeline_type=ar", model="tied-split")
+def test_a_tied_model_lends_its_lm_head_as_embedding(folder, text):
+    assert text(folder, model="tied-split") == text(folder, "pipeline_type=ar", model="tied-split")
 
 
-def test_a_draft_model_in_the_folder_of_rank_0_needs_no_name(folder, capsys, tmp_path):
+def test_a_draft_model_in_the_folder_of_rank_0_needs_no_name(folder, text, tmp_path):
     shutil.copytree(folder / "base-split", tmp_path / "base-split")
     with pytest.raises(AssertionError, match="there is no folder .*draft: give draft_dir=FOLDER"):
-        text(capsys, tmp_path, "draft=model")
+        text(tmp_path, "draft=model")
     shutil.copytree(folder / "small", tmp_path / "base-split" / "stage_0" / "draft")
-    assert text(capsys, tmp_path, "draft=model") == text(capsys, folder, "pipeline_type=ar")
+    assert text(tmp_path, "draft=model") == text(folder, "pipeline_type=ar")

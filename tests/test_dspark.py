@@ -1,8 +1,6 @@
 """DSpark heads: read as published, compared with a plain implementation, and their texts with plain decoding."""
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,8 +10,9 @@ from model.drafts.dspark import DSparkHead, MarkovDraft
 from model.drafts.head_files import fit_head, load_head
 from model.weights.checkpoint import Checkpoint
 from tests.checkpoints import refused
-from tests.saved import FORM, here, save_model
-from tests.test_dflash import BASE, IDS, grown_tree, plainly
+from tests.json_files import save_json
+from tests.saved import FORM, save_model
+from tests.test_dflash import BASE, IDS, grown_tree, plainly, text_features
 from tests.tiny import CONFIG, DEEP, weights
 
 BLOCK_SIZE, MASK, RANK = 5, 52, 4
@@ -28,7 +27,7 @@ def publish(folder, lacks=(), **changes):
               "block_size": BLOCK_SIZE, "mask_token_id": MASK, "target_layer_ids": layer_ids, "num_anchors": 512,
               "enable_confidence_head": True, "confidence_head_with_markov": True,
               "markov_rank": RANK, "markov_head_type": "vanilla", **changes}
-    (folder / "config.json").write_text(json.dumps(config))
+    save_json(folder / "config.json", config)
 
     torch.manual_seed(5)
     vocab, hidden = CONFIG.vocab, CONFIG.hidden
@@ -52,7 +51,7 @@ def test_a_published_head_guesses_as_its_definition_says(tmp_path, lacks):
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: shared_embedding, torch.float64, "cpu")
     assert isinstance(head, DSparkHead)
 
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     draft = MarkovDraft(head, DEEP.lm_head, 64)
     tree = grown_tree(draft, features)
     out = plainly(tensors, embedding, features, [IDS[-1], *[MASK] * (BLOCK_SIZE - 1)], len(IDS) - 1)
@@ -76,7 +75,7 @@ def test_a_published_head_guesses_as_its_definition_says(tmp_path, lacks):
 def test_a_block_ends_where_the_text_may(tmp_path, room, num_rows):
     publish(tmp_path / "head")
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: torch.empty(0), torch.float64, "cpu")
-    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    features = text_features()
     draft = MarkovDraft(head, DEEP.lm_head, 64)
     grown_tree(draft, features, limit=len(IDS) - 1 + room)
     assert len(draft._logits) == num_rows
@@ -96,7 +95,7 @@ def test_a_head_that_computes_otherwise_is_refused_by_name(tmp_path, changes, se
         fit_head(Checkpoint(tmp_path / "head"), BASE)
 
 
-def test_a_published_head_drafts_for_a_split_model(tmp_path, capsys):
+def test_a_published_head_drafts_for_a_split_model(tmp_path, answer_to):
     save_model(tmp_path / "base", DEEP)
     publish(tmp_path / "dspark")
     asked = f"base_dir={tmp_path / 'base'}", f"eagle_dir={tmp_path / 'dspark'}", "stages=0+4+4", "max_new_tokens=16"
@@ -104,6 +103,5 @@ def test_a_published_head_drafts_for_a_split_model(tmp_path, capsys):
     for method, draft, temperature in (("ar", "none", 0), ("streaming", "dspark+suffix", 0), ("naive", "dspark", 0),
                                        ("ar", "none", 1), ("continuous", "eagle", 1)):
         words = f"pipeline_type={method}", f"draft={draft}", f"temperature={temperature}"
-        assert here(*asked, "prompt=what is it?", *words) == 0, capsys.readouterr().err
-        texts.setdefault(temperature, set()).add(capsys.readouterr().out.splitlines()[0])
+        texts.setdefault(temperature, set()).add(answer_to(*asked, "prompt=what is it?", *words))
     assert [len(same_texts) for same_texts in texts.values()] == [1, 1]

@@ -12,14 +12,14 @@ from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline.answers import Request
-from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, Oracle, pipeline, write
+from tests.saved import PROMPT
+from tests.tiny import DEEP, SPECULATIVE, TINY, Oracle, pipeline, write
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 18
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3),
             1.0: Sampler(1.0, seed=4)}
-AGAIN = [7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3]
-MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix", "other", "eagle+other+suffix"]
+AGAIN = [7, 21, 3, 48] * 3 + [7, 21, 3]
+MIXTURES = "eagle drifting twin suffix eagle+twin+suffix other eagle+other+suffix".split()
 
 
 def at_each_temperature(*settings):
@@ -27,11 +27,18 @@ def at_each_temperature(*settings):
     return [(*setting, temperature) for setting, temperature in zip(settings, cycle(SAMPLERS))]
 
 
+def assert_exact(model, stages, strategy, draft, temperature, *prompts):
+    """A pipeline writes to each prompt the text that the model has without one."""
+    sampler = SAMPLERS[temperature]
+    with pipeline(model, stages, strategy, draft) as decoder:
+        for prompt in prompts or [PROMPT]:
+            assert write(decoder, prompt, NEW, sampler) == model.text(prompt, NEW, sampler)
+
+
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(
     *((strategy, stages) for stages in (1, 2, 4) for strategy in ["autoregressive", *SPECULATIVE])))
 def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(strategy, stages, temperature):
-    with pipeline(TINY, stages, strategy, TINY.eagle()) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TINY.text(PROMPT, NEW, SAMPLERS[temperature])
+    assert_exact(TINY, stages, strategy, TINY.eagle(), temperature)
 
 
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(*zip(SPECULATIVE, cycle([4]))))
@@ -45,22 +52,19 @@ def test_long_accepted_paths_change_nothing(strategy, stages, temperature):
 
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(*zip(SPECULATIVE, cycle([4, 2, 1]))))
 def test_a_head_with_inner_features_changes_nothing(strategy, stages, temperature):
-    with pipeline(DEEP, stages, strategy, DEEP.eagle3()) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])
+    assert_exact(DEEP, stages, strategy, DEEP.eagle3(), temperature)
 
 
 @pytest.mark.parametrize("strategy, stages, names, temperature", at_each_temperature(
     ("streaming", 2, "block"), *zip(SPECULATIVE,
                                     cycle([2, 4, 1]), cycle(["block+eagle3+suffix", "block"]))))
 def test_a_block_that_is_guessed_in_one_pass_changes_nothing(strategy, stages, names, temperature):
-    with pipeline(DEEP, stages, strategy, DEEP.mixture(*names.split("+"))) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])
+    assert_exact(DEEP, stages, strategy, DEEP.mixture(*names.split("+")), temperature)
 
 
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(*zip(SPECULATIVE, cycle([1, 4]))))
 def test_a_model_as_draft_changes_nothing(strategy, stages, temperature):
-    with pipeline(TINY, stages, strategy, TINY.twin(noise=0.02)) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TINY.text(PROMPT, NEW, SAMPLERS[temperature])
+    assert_exact(TINY, stages, strategy, TINY.twin(noise=0.02), temperature)
 
 
 @pytest.mark.parametrize("strategy", SPECULATIVE)
@@ -73,27 +77,24 @@ def test_no_draft_changes_nothing(strategy):
 
 @pytest.mark.parametrize("names, stages, temperature", at_each_temperature(*zip(MIXTURES, cycle([1, 4]))))
 def test_streaming_writes_the_reference_text_whatever_its_draft_is_mixed_of(names, stages, temperature):
-    with pipeline(TINY, stages, "streaming", TINY.mixture(*names.split("+"))) as decoder:
-        for prompt in (PROMPT, AGAIN):  # the second asks what the first has taught
-            assert write(decoder, prompt, NEW, SAMPLERS[temperature]) == TINY.text(prompt, NEW, SAMPLERS[temperature])
+    draft = TINY.mixture(*names.split("+"))
+    assert_exact(TINY, stages, "streaming", draft, temperature, PROMPT, AGAIN)  # the second asks what the first taught
 
 
 @pytest.mark.parametrize("stages, temperature", [*zip([1, 4, 2], SAMPLERS)])
 def test_streaming_with_inner_features_writes_the_reference_text(stages, temperature):
     for names in (["eagle3"], ["eagle3", "twin", "suffix"]):
-        with pipeline(DEEP, stages, "streaming", DEEP.mixture(*names)) as decoder:
-            assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])
+        assert_exact(DEEP, stages, "streaming", DEEP.mixture(*names), temperature)
 
 
 @pytest.mark.parametrize("strategy, names, temperature", at_each_temperature(
     *((strategy, names) for row, strategy in enumerate(SPECULATIVE) if strategy != "streaming"
       for names in MIXTURES[1 + row % 4::4])))
 def test_every_other_strategy_writes_the_reference_text_with_a_mixture(strategy, names, temperature):
-    with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+"))) as decoder:
-        assert write(decoder, AGAIN, NEW, SAMPLERS[temperature]) == TINY.text(AGAIN, NEW, SAMPLERS[temperature])
+    assert_exact(TINY, 3, strategy, TINY.mixture(*names.split("+")), temperature, AGAIN)
 
 
-@pytest.mark.parametrize("strategy, temperature", [*zip(["pruned", "continuous", "streaming"], SAMPLERS)])
+@pytest.mark.parametrize("strategy, temperature", [*zip("pruned continuous streaming".split(), SAMPLERS)])
 def test_a_text_that_was_written_before_changes_nothing(strategy, temperature):
     sampler = SAMPLERS[temperature]
     text = TINY.text(PROMPT, NEW, sampler)
@@ -110,6 +111,5 @@ def test_a_text_that_was_written_before_changes_nothing(strategy, temperature):
 def test_a_draft_cache_that_gets_full_changes_nothing(room, kind):
     draft = getattr(TINY, kind)()
     layers, capacity = draft.cache.shape[0], len(PROMPT) + NEW + room
-    draft.cache = CONFIG.cache(layers, capacity, TINY.lm_head.weight)
-    with pipeline(TINY, 2, "streaming", Mixture([draft])) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TINY.text(PROMPT, NEW, SAMPLERS[1.0])
+    draft.cache = TINY.new_cache(capacity, layers)
+    assert_exact(TINY, 2, "streaming", Mixture([draft]), 1.0)

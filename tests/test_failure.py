@@ -4,7 +4,6 @@ Started as a program, this is a command whose rank 2 fails in mid-run.
 """
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,13 +15,14 @@ import pytest
 from config.presets import ROOT
 from launch import ask as generate
 from launch.run import Command, run
-from launch.split.write import split
 from launch.words import HEADLESS_REASON
 from model.cache import TreeCache
 from model.weights.parts import Part
 from scripts import generate as command
 from tests import forked
-from tests.saved import ENDLESS, here, save_tokenizer, wait_until
+from tests.checkpoints import split_quietly
+from tests.json_files import change_json, edited_json, save_json_lines
+from tests.saved import ENDLESS, here, run_program, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"
 FEW = ("prompt_ids=5,17,40", "ignore_eos=true", "max_new_tokens=4")
@@ -43,7 +43,7 @@ def sentence(text: str) -> str:
 
 # --- bad input --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     (["prompt_ids=,"], "prompt_ids=, is not possible: give token ids with commas between"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
     (["prompt_ids=" + "5," * 20, "max_length=20"], "the prompt has 20 tokens and the context only 20: shorten"),
@@ -55,22 +55,20 @@ def sentence(text: str) -> str:
     (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),
     (["template=own"], "has no chat template of its own; use template=vicuna"),
 ])
-def test_what_cannot_be_asked_is_answered_with_the_fix(saved, capsys, words, message):
+def test_what_cannot_be_asked_is_answered_with_the_fix(saved, error_of, words, message):
     asks = any(word.startswith(("prompt", "question")) for word in words)
-    assert here(f"model_dir={saved / FIVE}", *words, *([] if asks else ["prompt=hello"])) == 2
-    assert message in sentence(capsys.readouterr().err)
+    assert message in sentence(error_of(here, f"model_dir={saved / FIVE}", *words, *([] if asks else ["prompt=hello"])))
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
-    assert here(f"model_dir={tmp_path / 'x'}", "prompt_ids=5") == 2
-    assert "x/stage_0; split the model first: python split_and_save" in sentence(capsys.readouterr().err)
-    assert here(f"base_dir={tmp_path / 'x'}", "prompt_ids=5") == 2
-    assert "give the path of a model in Hugging Face form" in sentence(capsys.readouterr().err)
+def test_a_model_that_is_not_there_is_named(tmp_path, error_of):
+    printed = error_of(here, f"model_dir={tmp_path / 'x'}", "prompt_ids=5")
+    assert "x/stage_0; split the model first: python split_and_save" in sentence(printed)
+    printed = error_of(here, f"base_dir={tmp_path / 'x'}", "prompt_ids=5")
+    assert "give the path of a model in Hugging Face form" in sentence(printed)
 
 
 def other_manifest(own, **change):
-    path = own / "stage_3" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    change_json(own / "stage_3" / "manifest.json", **change)
 
 
 def longer_file(own):
@@ -80,11 +78,11 @@ def longer_file(own):
 
 def other_split(own):
     shutil.rmtree(own / "stage_3")
-    split(own.parent.parent / "saved" / "base", own.parent / "other", "0+1+1+1+1", progress=False)
+    split_quietly(own.parent.parent / "saved" / "base", own.parent / "other", "0+1+1+1+1")
     shutil.copytree(own.parent / "other" / "stage_3", own / "stage_3")
 
 
-@pytest.mark.parametrize(("spoil", "message"), [
+@pytest.mark.parametrize("spoil, message", [
     (lambda own: shutil.rmtree(own / "stage_3"), "there is no folder"),
     (lambda own: other_manifest(own, version=99), "split again"),
     (lambda own: other_manifest(own, files={"config.json": {"bytes": 3, "sha256": ""}}), "split again"),
@@ -93,29 +91,25 @@ def other_split(own):
     (lambda own: (shutil.rmtree(own / "stage_3"), shutil.copytree(own / "stage_2", own / "stage_3")),
      "holds the part of rank 2: copy stage_3 of the split there"),
 ])
-def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(own, capsys, spoil, message):
+def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(own, error_of, spoil, message):
     spoil(own)
-    assert here(f"model_dir={own}", "prompt_ids=5") == 2
-    assert message in sentence(capsys.readouterr().err)
+    assert message in sentence(error_of(here, f"model_dir={own}", "prompt_ids=5"))
 
 
-def test_without_a_tokenizer_a_text_is_refused_and_ids_are_not_and_of_a_large_one_a_line_is_said(own, capsys):
+def test_without_a_tokenizer_a_text_is_refused_and_ids_are_not_and_of_a_large_one_a_line_is_said(own, capsys, error_of):
     (own / "stage_0" / "tokenizer.json").unlink()
-    manifest = own / "stage_0" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    del content["files"]["tokenizer.json"]
-    manifest.write_text(json.dumps(content))
-    assert here(f"model_dir={own}", "prompt=hello") == 2
-    assert "has no tokenizer" in sentence(capsys.readouterr().err)
+    with edited_json(own / "stage_0" / "manifest.json") as content:
+        del content["files"]["tokenizer.json"]
+    assert "has no tokenizer" in sentence(error_of(here, f"model_dir={own}", "prompt=hello"))
     save_tokenizer(own / "stage_0", more=20)
     assert here(f"model_dir={own}", "prompt=hello", "max_new_tokens=3") == 0
     assert "has 67 tokens, but the model knows only 53: a prompt with" in capsys.readouterr().err
     assert here(f"model_dir={own}", "prompt_ids=5", "max_new_tokens=3") == 0
 
 
-def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(saved, tmp_path, capsys):
+def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(saved, tmp_path, capsys, error_of):
     headless = tmp_path / "headless"
-    split(saved / "base", headless, "0+4", progress=False)
+    split_quietly(saved / "base", headless, "0+4")
     words = [f"model_dir={headless}", "prompt_ids=5", "max_new_tokens=9"]
     assert here(*words, "pipeline_type=ar") == 0
     plain = capsys.readouterr()
@@ -125,8 +119,8 @@ def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(
     assert sentence(shown.err) == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
     assert shown.out.split("tokens ")[0] == plain.out.split("tokens ")[0]
     (headless / "stage_1" / "model.safetensors").unlink()  # what is refused now was refused before loading
-    assert here(*words, "draft=eagle+suffix") == 2
-    assert "has no draft head: take draft=suffix, which needs none" in sentence(capsys.readouterr().err)
+    printed = error_of(here, *words, "draft=eagle+suffix")
+    assert "has no draft head: take draft=suffix, which needs none" in sentence(printed)
 
 
 @pytest.mark.parametrize("key", ["output", "trace"])
@@ -148,9 +142,8 @@ def test_damaged_weights_of_rank_0_end_all_ranks(own, tmp_path, words):
     assert "model.safetensors is damaged: " in sentence(run.stderr)
 
 
-def test_debug_shows_where_an_error_comes_from(saved, capsys):
-    assert here(f"model_dir={saved / FIVE}", "prompt_ids=5,53", "debug=true") == 2
-    printed = capsys.readouterr().err
+def test_debug_shows_where_an_error_comes_from(saved, error_of):
+    printed = error_of(here, f"model_dir={saved / FIVE}", "prompt_ids=5,53", "debug=true")
     assert "Traceback" in printed and "flowspec: prompt_ids has 53" in printed
 
 
@@ -163,27 +156,25 @@ def test_bad_input_ends_all_processes_in_one_sentence_too(saved, tmp_path):
 
 @pytest.mark.parametrize("word", ["draft=\33[2J", "temprature\33=1", "seed=" + "9" * 5000, "stages=" + "1+" * 20000,
                                   "question_file=\33[2Jx", "x" * 100_000])
-def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(capsys, word):
-    assert run(command.GENERATE, [word]) == 2
-    printed = capsys.readouterr().err.strip()
+def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(error_of, word):
+    printed = error_of(run, command.GENERATE, [word]).strip()
     assert printed.isprintable() and len(printed) < 1100 and printed.startswith("flowspec: ")
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_a_rank_that_no_launcher_of_ours_has_set_is_reported(monkeypatch, capsys, name):
+def test_a_rank_that_no_launcher_of_ours_has_set_is_reported(monkeypatch, error_of, name):
     monkeypatch.setenv(name, "1")
-    assert run(command.GENERATE, ["toy"]) == 2
-    assert f"{name}=1 in the environment was not set by FlowSpec: unset it" in capsys.readouterr().err
+    assert f"{name}=1 in the environment was not set by FlowSpec: unset it" in error_of(run, command.GENERATE, ["toy"])
 
 
-def test_an_output_destroys_nothing_that_the_run_reads(saved, tmp_path, capsys):
+def test_an_output_destroys_nothing_that_the_run_reads(saved, tmp_path, error_of):
     questions = tmp_path / "q.jsonl"
-    questions.write_text(json.dumps({"turns": ["who?"]}) + "\n")
+    save_json_lines(questions, [{"turns": ["who?"]}])
     parts = saved / "0+2+2"
-    assert here(f"model_dir={parts}", f"question_file={questions}", f"output={questions}") == 2
-    assert "is the question file" in capsys.readouterr().err
-    assert here(f"model_dir={parts}", *FEW, f"output={parts / 'stage_0' / 'config.json'}") == 2
-    assert "which the run reads" in capsys.readouterr().err
+    printed = error_of(here, f"model_dir={parts}", f"question_file={questions}", f"output={questions}")
+    assert "is the question file" in printed
+    printed = error_of(here, f"model_dir={parts}", *FEW, f"output={parts / 'stage_0' / 'config.json'}")
+    assert "which the run reads" in printed
     Part(parts / "stage_0").verify()
 
 
@@ -196,9 +187,7 @@ def test_a_trace_forgets_only_its_own_files(saved, tmp_path):
 
 def test_a_closed_stdout_is_no_traceback(saved):
     words = ["-m", "scripts.generate", f"model_dir={saved / '0+2+2'}", "link=threads", *FEW]
-    ended = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words],
-                           cwd=ROOT, text=True,
-                           capture_output=True)
+    ended = run_program("bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr
 
 
@@ -240,7 +229,7 @@ def test_when_the_launcher_is_killed_while_the_ranks_start_no_rank_stays(saved, 
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize(("number", "early"), [(signal.SIGINT, False),
+@pytest.mark.parametrize("number, early", [(signal.SIGINT, False),
                                                (signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_and_a_polite_kill_end_all_ranks_in_one_line(saved, tmp_path, number, early):
     with started(tmp_path, saved) as run:
@@ -253,24 +242,24 @@ def test_ctrl_c_and_a_polite_kill_end_all_ranks_in_one_line(saved, tmp_path, num
     assert sentence(run.stderr) == "flowspec: stopped"
 
 
-def test_a_reader_who_has_had_enough_ends_the_run_in_one_line(saved):
+def close_stdout(run):
+    run.stdout.close()  # as `head` does
+    return run.stderr.read()
+
+
+def press_ctrl_c(run):
+    run.send_signal(signal.SIGINT)
+    return run.communicate()[1]
+
+
+@pytest.mark.parametrize("stop, number", [(close_stdout, signal.SIGPIPE), (press_ctrl_c, signal.SIGINT)])
+def test_a_reader_who_has_had_enough_and_ctrl_c_end_the_threads_in_one_line(saved, stop, number):
     words = [f"model_dir={saved / FIVE}", *ENDLESS, "link=threads"]
     with subprocess.Popen([sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.read(20)
-        run.stdout.close()  # as `head` does
-        assert sentence(run.stderr.read()) == "flowspec: stopped"
-    assert run.returncode == 128 + signal.SIGPIPE
-
-
-def test_ctrl_c_ends_the_threads_in_one_line(saved):
-    words = [f"model_dir={saved / FIVE}", *ENDLESS, "link=threads"]
-    with subprocess.Popen([sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdout.read(20)
-        run.send_signal(signal.SIGINT)
-        assert sentence(run.communicate()[1]) == "flowspec: stopped"
-    assert run.returncode == 128 + signal.SIGINT
+        assert sentence(stop(run)) == "flowspec: stopped"
+    assert run.returncode == 128 + number
 
 
 def failing(part: int):

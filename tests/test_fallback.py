@@ -1,7 +1,6 @@
 """A request that is alone falls back to plain decoding while that is quicker; what it loses meanwhile is bounded."""
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,6 +15,7 @@ from model.sample import Sampler
 from pipeline import gates
 from pipeline.answers import Request
 from pipeline.gates import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
+from tests.json_files import save_json
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -124,7 +124,7 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
 
 def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):
     site = replace(PROFILES["lan-1g"], row=50.0, free=0)
-    (tmp_path / "site.json").write_text(json.dumps(asdict(site)))
+    save_json(tmp_path / "site.json", asdict(site))
     speeds = {}
     with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", max_new_tokens=200,
                        ignore_eos=True, temperature=1.0) as pipeline:

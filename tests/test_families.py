@@ -19,10 +19,8 @@ from config.schema.fields import read_config
 from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
-from launch.split.write import split
 from model import attention, llama
 from model import cache as caches
-from model import slots as slot_memory
 from model.drafts.draft import NoDraft
 from model.drafts.heads import EagleHead
 from model.drafts.mixture import Mixture
@@ -38,8 +36,9 @@ from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from scripts import generate
-from tests.checkpoints import refused, same
-from tests.tiny import TREE, Oracle, in_threads, ring_of_threads, weights, work, write
+from tests.checkpoints import refused, same, split_quietly
+from tests.json_files import load_json, save_json
+from tests.tiny import TREE, Oracle, admit_text, in_threads, ring_of_threads, tokens_of, weights, work, write
 
 VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -52,49 +51,49 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
         "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def gated(kind, **fields):
+    """A model with a gated feed-forward: its name in transformers, and the fields of its config."""
+    return kind, {**GATED, **fields}
+
+
 MODELS = {  # name: what transformers calls it, and the fields of its config
-    "llama 1 and vicuna": ("Llama", {**GATED, "num_key_value_heads": 4}),
-    "llama 3.1": ("Llama", {**GATED, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
-    "llama 3.2, tied": ("Llama", {**GATED, "rope_theta": 500.0, "rope_scaling": LLAMA3, "tie_word_embeddings": True,
-                                  "head_dim": 16}),
-    "vicuna-16k": ("Llama", {**GATED, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "mistral": ("Mistral", {**GATED, "num_key_value_heads": 1, "sliding_window": None, "rope_theta": 1e6}),
-    "mistral with a window": ("Mistral", {**GATED, "sliding_window": 20}),
-    "mistral, yarn": ("Mistral", {**GATED, "head_dim": 12, "sliding_window": None, "rope_scaling": YARN}),
-    "ministral": ("Ministral", {**GATED, "sliding_window": 16, "head_dim": 16, "layer_types": LOCAL}),
-    "qwen2.5": ("Qwen2", {**GATED, "rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 32}),
-    "qwen2.5 with windows": ("Qwen2", {**GATED, "use_sliding_window": True, "sliding_window": 16,
-                                       "max_window_layers": 2}),
-    "qwen2.5, tied": ("Qwen2", {**GATED, "tie_word_embeddings": True}),
-    "qwen3": ("Qwen3", {**GATED, "head_dim": 20, "rope_theta": 1e6}),
-    "qwen3, yarn": ("Qwen3",
-                    {**GATED, "head_dim": 20, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 16.0}}),
-    "qwen3, tied": ("Qwen3", {**GATED, "head_dim": 8, "tie_word_embeddings": True}),
-    "smollm3": ("SmolLM3", GATED),
-    "smollm3, by list": ("SmolLM3", {**GATED, "no_rope_layers": [1, 0, 1, 1]}),
-    "phi3": ("Phi3", {**GATED, "sliding_window": 30}),
-    "phi4 mini": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
-                           "original_max_position_embeddings": 160, "max_position_embeddings": FAR,
-                           "rope_scaling": LONG}),
-    "phi4 mini, long": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75,
-                                 "original_max_position_embeddings": 40, "max_position_embeddings": FAR,
-                                 "rope_scaling": LONG}),
-    "olmo2": ("Olmo2", GATED),
-    "granite": ("Granite", {**GATED, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
-                            "attention_multiplier": 0.2}),
-    "glm": ("Glm", {**GATED, "head_dim": 12, "attention_bias": True}),
-    "glm4": ("Glm4", {**GATED, "head_dim": 12}),
-    "gemma2": ("Gemma2", {**GATED, "tie_word_embeddings": False, "head_dim": 12,
-                          "sliding_window": 16, "query_pre_attn_scalar": 20,
-                          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
-    "gemma3": ("Gemma3", {**GATED, "tie_word_embeddings": False, "head_dim": 16,
-                          "sliding_window": 16, "query_pre_attn_scalar": 20,
-                          "layer_types": LOCAL, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "mixtral": ("Mixtral", {**GATED, "num_local_experts": 5, "sliding_window": None}),
-    "qwen3 moe": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12, "norm_topk_prob": True}),
-    "qwen3 moe, weights as they are": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12}),
-    "gpt-oss": ("GptOss", {**GATED, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
-                           "sliding_window": 16, "rope_scaling": {**YARN, "truncate": False}}),
+    "llama 1 and vicuna": gated("Llama", num_key_value_heads=4),
+    "llama 3.1": gated("Llama", rope_theta=500.0, rope_scaling=LLAMA3),
+    "llama 3.2, tied": gated("Llama", rope_theta=500.0, rope_scaling=LLAMA3, tie_word_embeddings=True, head_dim=16),
+    "vicuna-16k": gated("Llama", rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "mistral": gated("Mistral", num_key_value_heads=1, sliding_window=None, rope_theta=1e6),
+    "mistral with a window": gated("Mistral", sliding_window=20),
+    "mistral, yarn": gated("Mistral", head_dim=12, sliding_window=None, rope_scaling=YARN),
+    "ministral": gated("Ministral", sliding_window=16, head_dim=16, layer_types=LOCAL),
+    "qwen2.5": gated("Qwen2", rope_theta=1e6, use_sliding_window=False, sliding_window=32),
+    "qwen2.5 with windows": gated("Qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=2),
+    "qwen2.5, tied": gated("Qwen2", tie_word_embeddings=True),
+    "qwen3": gated("Qwen3", head_dim=20, rope_theta=1e6),
+    "qwen3, yarn": gated("Qwen3", head_dim=20, rope_scaling={**YARN, "truncate": False, "beta_fast": 16.0}),
+    "qwen3, tied": gated("Qwen3", head_dim=8, tie_word_embeddings=True),
+    "smollm3": gated("SmolLM3"),
+    "smollm3, by list": gated("SmolLM3", no_rope_layers=[1, 0, 1, 1]),
+    "phi3": gated("Phi3", sliding_window=30),
+    "phi4 mini": gated("Phi3", hidden_size=64, partial_rotary_factor=0.75, tie_word_embeddings=True,
+                       original_max_position_embeddings=160, max_position_embeddings=FAR, rope_scaling=LONG),
+    "phi4 mini, long": gated("Phi3", hidden_size=64, partial_rotary_factor=0.75, original_max_position_embeddings=40,
+                             max_position_embeddings=FAR, rope_scaling=LONG),
+    "olmo2": gated("Olmo2"),
+    "granite": gated("Granite", embedding_multiplier=3.0, logits_scaling=4.0, residual_multiplier=0.5,
+                     attention_multiplier=0.2),
+    "glm": gated("Glm", head_dim=12, attention_bias=True),
+    "glm4": gated("Glm4", head_dim=12),
+    "gemma2": gated("Gemma2", tie_word_embeddings=False, head_dim=12, sliding_window=16, query_pre_attn_scalar=20,
+                    attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+    "gemma3": gated("Gemma3", tie_word_embeddings=False, head_dim=16, sliding_window=16, query_pre_attn_scalar=20,
+                    layer_types=LOCAL, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "mixtral": gated("Mixtral", num_local_experts=5, sliding_window=None),
+    "qwen3 moe": gated("Qwen3Moe", **SPARSE, head_dim=12, norm_topk_prob=True),
+    "qwen3 moe, weights as they are": gated("Qwen3Moe", **SPARSE, head_dim=12),
+    "gpt-oss": gated("GptOss", num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=16,
+                     rope_scaling={**YARN, "truncate": False}),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3
@@ -108,33 +107,45 @@ def config_class(kind):
     return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_blocks():
-    """Make blocks small, so that slots before a window are dropped early."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_memory, "BLOCK_SLOTS", 4)
-        yield
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+def random_model(kind, fields):
+    import transformers
+
+    torch.manual_seed(1)
+    config = config_class(kind)(**fields)
+    config._attn_implementation = "eager"  # the only one with soft caps
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # norms of ones and biases of zeros would not show that they are used
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
 
 
 class Saved:
     """A family's model of `transformers`, in memory and in a folder, with its split."""
 
     def __init__(self, name, folder):
-        import transformers
-
-        kind, fields = MODELS[name]
         self.number = list(MODELS).index(name)
-        torch.manual_seed(1)
-        config = config_class(kind)(**fields)
-        config._attn_implementation = "eager"  # the only one with soft caps
-        self.model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-        for parameter in self.model.parameters():  # norms of ones and biases of zeros would not show that they are used
-            if parameter.dim() == 1:
-                parameter.data += 0.3 * torch.randn_like(parameter)
+        self.model = random_model(*MODELS[name])
         self.base, self.parts = folder / "base", folder / "split"
         self.model.save_pretrained(self.base)
-        split(self.base, self.parts, "0+1+1+2", progress=False)
+        split_quietly(self.base, self.parts, "0+1+1+2")
         self.sizes = LlamaConfig.read(Part(self.parts / "stage_0").config)
+
+    @property
+    def tensors(self):
+        return load_file(self.base / "model.safetensors")
+
+    def save_tensors(self, tensors):
+        """Put others in the place of the model's tensors."""
+        save_file(tensors, self.base / "model.safetensors")
+
+    def split_again(self, folder):
+        """The tensors of each rank in a split of the model as it is now, and of the first split."""
+        for path in split_quietly(self.base, folder, "0+1+1+2"):
+            yield (load_file(stage / "model.safetensors") for stage in (path, self.parts / path.name))
 
     @cached_property
     @torch.no_grad()
@@ -193,9 +204,7 @@ def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_t
     assert alone[0] == saved.text[:12]
     with saved.decoder("streaming", Mixture([], Suffix())) as decoder:
         asked = [decoder.submit(Request(prompt, Sampler(), 12)) for prompt in prompts]
-        for _, settled in asked:
-            list(settled)
-    assert [answer.token_ids for answer, _ in asked] == alone
+        assert [tokens_of(stream) for _, stream in asked] == alone
 
 
 @pytest.fixture
@@ -221,11 +230,8 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
             x = stage.part(x, torch.tensor(pos[begin:end]), stage.cache(0))
         outs.append(x)
     got = torch.cat(outs)
-    torch.testing.assert_close(got[:70], saved.hidden(PROMPT), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(got[[70, 72]],
-                               saved.hidden([*PROMPT, 5, 7])[-2:], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(got[[71, 73]],
-                               saved.hidden([*PROMPT, 6, 8])[-2:], atol=1e-4, rtol=1e-4)
+    for rows, text in (([*range(70)], PROMPT), ([70, 72], [*PROMPT, 5, 7]), ([71, 73], [*PROMPT, 6, 8])):
+        torch.testing.assert_close(got[rows], saved.hidden(text)[-len(rows):], atol=1e-4, rtol=1e-4)
     dropped = {slots.window for stage in stages for slots in stage.cache(0).slots if slots.first}
     assert dropped == {window for window in saved.sizes.windows if window}
 
@@ -257,17 +263,17 @@ def generated(tmp_path, *words):
     asked = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "ignore_eos=true", "dtype=float32",
              "link=threads", "threads_per_rank=1", "max_length=150", f"output={tmp_path / 'out.json'}")
     assert run(generate.GENERATE, [*asked, *words]) == 0
-    return json.loads((tmp_path / "out.json").read_text())
+    return load_json(tmp_path / "out.json")
 
 
 def test_a_qwen2_is_drafted_for_by_its_head_that_has_biases_too(tmp_path):
     saved = Saved("qwen2.5", tmp_path)
-    head = EagleHead(LlamaConfig.read(config_of("qwen2.5")), bias=True)
+    head = EagleHead(sizes_of("qwen2.5"), bias=True)
     (tmp_path / "head").mkdir()
-    (tmp_path / "head" / "config.json").write_text(json.dumps(config_of("qwen2.5", num_hidden_layers=1)))
+    save_json(tmp_path / "head" / "config.json", config_of("qwen2.5", num_hidden_layers=1))
     save_file({name: x.float() for name, x in weights(head, seed=3).items()},
               tmp_path / "head" / "model.safetensors")
-    split(saved.base, tmp_path / "with_head", "auto:3", tmp_path / "head", progress=False)
+    split_quietly(saved.base, tmp_path / "with_head", "auto:3", tmp_path / "head")
     assert generated(tmp_path, f"model_dir={tmp_path / 'with_head'}")["token_ids"] == saved.text
 
 
@@ -288,6 +294,11 @@ def config_of(name, **changes):
     kind, fields = MODELS[name]
     written = json.loads(config_class(kind)(**fields).to_json_string())
     return {**written, **changes}
+
+
+def sizes_of(name, **changes):
+    """What is read of a config with some changes."""
+    return LlamaConfig.read(config_of(name, **changes))
 
 
 @pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
@@ -322,8 +333,8 @@ def test_the_waves_of_llama_3_1_are_lowered_as_by_transformers():
 def test_what_is_128_thousand_tokens_into_a_text_is_computed_as_by_transformers(name, tmp_path):
     saved = Saved(name, tmp_path)
     whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=FAR)
-    slots, nodes = whole.cache(70), list(range(70))
-    slots.admit(nodes, [0, *nodes[:-1]], 70)
+    slots = whole.cache(70)
+    admit_text(slots, 70)
     pos_T = torch.arange(FAR - 70, FAR)
     got = whole.body(torch.tensor(PROMPT), pos_T, slots)
     want = saved.model.model(torch.tensor([PROMPT]), position_ids=pos_T[None])
@@ -331,14 +342,12 @@ def test_what_is_128_thousand_tokens_into_a_text_is_computed_as_by_transformers(
     there = torch.tensor([0, 1, 39, 40, 4095, 65536, FAR - 1])
     cos, sin = saved.model.model.rotary_emb(torch.zeros(1), there[None])
     half = len(whole.body.rotary.frequency())  # the signs of the other one are ours
-    tables = zip(whole.body.rotary.at(there, torch.zeros(1)), (cos, sin))
-    for mine, theirs in tables:
-        torch.testing.assert_close(mine[:, 0, -half:],
-                                   theirs[0, :, -half:], atol=1e-6, rtol=0)
+    for mine, theirs in zip(whole.body.rotary.at(there, torch.zeros(1)), (cos, sin)):
+        torch.testing.assert_close(mine[:, 0, -half:], theirs[0, :, -half:], atol=1e-6, rtol=0)
 
 
 def test_longrope_turns_texts_by_the_longest_that_there_may_be():
-    sizes = LlamaConfig.read(config_of("phi4 mini"))
+    sizes = sizes_of("phi4 mini")
     short, long = (Rotary(sizes.within(length).turns).frequency() for length in (160, 161))
     assert torch.equal(Rotary(sizes.turns).frequency(), short) and sizes.context == 160
     assert not torch.equal(short, long) and sizes.within(10 ** 6).context == FAR
@@ -348,7 +357,7 @@ def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     old = {"layer_types": None}  # as transformers before 4.53 wrote them
 
     def windows(name, **changes):
-        return LlamaConfig.read(config_of(name, **changes)).windows
+        return sizes_of(name, **changes).windows
 
     assert windows("mistral") == () and windows("mistral", sliding_window=100) == (100,) * 4
     assert windows("qwen2.5", use_sliding_window=False, sliding_window=32) == ()
@@ -359,10 +368,10 @@ def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     assert windows("gemma3", **old, sliding_window_pattern=2) == (16, 0, 16, 0)
 
 
-SILENT = ("use_sliding_window", "sliding_window", "max_window_layers", "rope_theta", "rope_scaling", "attention_bias",
-          "no_rope_layers", "no_rope_layer_interval", "query_pre_attn_scalar", "attn_logit_softcapping",
-          "final_logit_softcapping", "attention_multiplier", "residual_multiplier", "logits_scaling", "norm_topk_prob",
-          "rope_local_base_freq", "original_max_position_embeddings")  # an omitted one changes results without an error
+# An omitted one changes results without an error.
+SILENT = """use_sliding_window sliding_window max_window_layers rope_theta rope_scaling attention_bias no_rope_layers
+    no_rope_layer_interval query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping attention_multiplier
+    residual_multiplier logits_scaling norm_topk_prob rope_local_base_freq original_max_position_embeddings""".split()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -406,8 +415,8 @@ def test_a_field_has_an_effect_only_in_families_that_read_it(name):
 
 
 def test_a_field_that_is_null_is_not_omitted():
-    assert LlamaConfig.read(config_of("mistral", sliding_window=None)).windows == ()
-    bare = LlamaConfig.read(config_of("gemma2", attn_logit_softcapping=None, sliding_window=None))
+    assert sizes_of("mistral", sliding_window=None).windows == ()
+    bare = sizes_of("gemma2", attn_logit_softcapping=None, sliding_window=None)
     assert bare.scales.score_cap == 0 and bare.windows == ()
 
 
@@ -415,7 +424,7 @@ def test_a_smollm3_has_windows_in_layers_without_rotary_positions():
     flags = {"use_sliding_window": True, "sliding_window": 16}
     theirs = config_class("SmolLM3")(**GATED, **flags)
     assert theirs.layer_types == ["full_attention"] * 3 + ["sliding_attention"]
-    assert LlamaConfig.read(config_of("smollm3", layer_types=None, **flags)).windows == (0, 0, 0, 16)
+    assert sizes_of("smollm3", layer_types=None, **flags).windows == (0, 0, 0, 16)
 
 
 def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
@@ -424,7 +433,7 @@ def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
     scaling = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.5] * 6, "long_factor": [2.0] * 6}
     theirs = config_class("Llama")(**GATED, rope_scaling=scaling)
     waves, loudness = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu")
-    turns = LlamaConfig.read(config_of("llama 3.1", rope_theta=10000.0, rope_scaling=scaling)).turns
+    turns = sizes_of("llama 3.1", rope_theta=10000.0, rope_scaling=scaling).turns
     assert Rotary(turns).attention_factor() == pytest.approx(loudness) and loudness > 1
     assert torch.allclose(Rotary(turns).frequency(), waves)
 
@@ -465,9 +474,9 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_config_that_is_not_supported_is_refused_by_name(why):
     name, change, sentence = REFUSED[why]
-    LlamaConfig.read(config_of(name))
+    sizes_of(name)
     with refused(sentence):
-        LlamaConfig.read(config_of(name, **change))
+        sizes_of(name, **change)
 
 
 OUT_OF_RANGE = {
@@ -487,7 +496,7 @@ OUT_OF_RANGE = {
 @pytest.mark.parametrize("sentence", OUT_OF_RANGE)
 def test_a_field_out_of_range_is_refused_where_the_file_is_read(tmp_path, sentence):
     config = {**config_of("gemma3"), **OUT_OF_RANGE[sentence]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_json(tmp_path / "config.json", config)
     with refused(sentence):
         read_config(tmp_path)
 
@@ -496,15 +505,14 @@ def test_weights_of_four_bits_of_gpt_oss_are_unfolded_as_by_transformers(tmp_pat
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     saved = Saved("gpt-oss", tmp_path)
-    tensors = load_file(saved.base / "model.safetensors")
-    wanted = {}
+    tensors, wanted = saved.tensors, {}
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, inputs, outputs = tensors.pop(name).shape
         shape = experts, outputs, inputs // 16, 8  # groups of 16 codes: the tiny sizes are no multiples of 32
         tensors[f"{name}_blocks"] = torch.randint(256, shape, dtype=torch.uint8)
         tensors[f"{name}_scales"] = torch.randint(120, 130, shape[:3], dtype=torch.uint8)
         wanted[name] = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
-    save_file(tensors, saved.base / "model.safetensors")
+    saved.save_tensors(tensors)
     source = Unfolded(saved.base)
     for name, whole in wanted.items():
         for expert in range(6):
@@ -522,7 +530,7 @@ def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
     called = []
     for number, expert in enumerate(layer.experts):
         expert.register_forward_hook(
-            lambda module, given, out, number=number: called.append((number, len(given[0]))))
+            lambda module, inputs, out, number=number: called.append((number, len(inputs[0]))))
     x = torch.randn(3, 48, dtype=torch.float64)
     whole, rows = layer(x), list(called)
     numbers = [number for number, _ in rows]
@@ -535,44 +543,38 @@ def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
 
 def test_the_text_of_a_model_that_also_sees_is_split_alone(tmp_path):
     saved = Saved("mistral, yarn", tmp_path)
-    config = json.loads((saved.base / "config.json").read_text())
-    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
-    outer["text_config"] = {**config, "architectures": None}
-    (saved.base / "config.json").write_text(json.dumps(outer))
-    tensors = load_file(saved.base / "model.safetensors")
+    config = {**load_json(saved.base / "config.json"), "architectures": None}
+    save_json(saved.base / "config.json", {"architectures": ["Mistral3ForConditionalGeneration"],
+                                           "model_type": "mistral3", "vision_config": {}, "text_config": config})
     seeing = {"vision_tower.patch.weight": torch.zeros(3), "multi_modal_projector.norm.weight": torch.zeros(3)}
-    save_file({**seeing, **{f"language_model.{name}": x for name, x in tensors.items()}},
-              saved.base / "model.safetensors")
-    for folder in split(saved.base, tmp_path / "other", "0+1+1+2", progress=False):
-        other = load_file(saved.parts / folder.name / "model.safetensors")
-        assert same(load_file(folder / "model.safetensors"), other)
+    saved.save_tensors({**seeing, **{f"language_model.{name}": x for name, x in saved.tensors.items()}})
+    for tensors, original_tensors in saved.split_again(tmp_path / "other"):
+        assert same(tensors, original_tensors)
 
 
 def test_the_split_refuses_it_too_and_writes_nothing(tmp_path):
     saved = Saved("llama 3.1", tmp_path)
-    config = json.loads((saved.base / "config.json").read_text())
+    config = load_json(saved.base / "config.json")
     for change, sentence in (
             ({"attention_bias": True}, f"{saved.base}: config.json says attention_bias=True"),
             ({"architectures": ["GemmaForCausalLM"]}, "holds a GemmaForCausalLM, which is not supported"),
             ({"model_type": "qwen3"}, "says architectures=['LlamaForCausalLM'] and model_type='qwen3'"),
             ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "lacks model.layers.0.self_attn.q_norm"),
             ({"intermediate_size": 64}, "has shape (80, 48) instead of (64, 48)")):
-        (saved.base / "config.json").write_text(json.dumps({**config, **change}))
+        save_json(saved.base / "config.json", {**config, **change})
         with refused(sentence):
-            split(saved.base, tmp_path / "other", "2", progress=False)
+            split_quietly(saved.base, tmp_path / "other", "2")
     assert not (tmp_path / "other").exists()
 
 
 def test_opt_is_split_under_the_names_of_its_older_files_too(tmp_path):
     saved = Saved("opt", tmp_path)
-    tensors = {name[len("model."):]: x
-               for name, x in load_file(saved.base / "model.safetensors").items()}
+    tensors = {name[len("model."):]: x for name, x in saved.tensors.items()}
     assert all(name.startswith("decoder.") for name in tensors)
     more = {"decoder.version": torch.zeros(1), "lm_head.weight": tensors["decoder.embed_tokens.weight"].clone()}
-    save_file({**tensors, **more}, saved.base / "model.safetensors")
-    for folder in split(saved.base, tmp_path / "other", "0+1+1+2", progress=False):
-        other = load_file(saved.parts / folder.name / "model.safetensors")
-        assert load_file(folder / "model.safetensors").keys() == other.keys()
+    saved.save_tensors({**tensors, **more})
+    for new_tensors, original_tensors in saved.split_again(tmp_path / "other"):
+        assert new_tensors.keys() == original_tensors.keys()
 
 
 def test_every_family_is_tried():

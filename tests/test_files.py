@@ -17,7 +17,7 @@ DEEP = "[" * 100_000
 REMEDY = "choose another"
 
 
-@pytest.mark.parametrize(("data", "found"), [
+@pytest.mark.parametrize("data, found", [
     (b'{"a": 1}\n[2]', [(1, {"a": 1}), (2, [2])]),
     (b'\xef\xbb\xbf{"a": 1}\r\n\r\n \t\r\n[2]\r\n', [(1, {"a": 1}), (4, [2])]),
     ('"a\u2028b\x85c"\n2'.encode(), [(1, "a\u2028b\x85c"), (2, 2)]),
@@ -29,7 +29,7 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     assert list(lines(tmp_path / "a")) == found
 
 
-@pytest.mark.parametrize(("data", "sentence"), [
+@pytest.mark.parametrize("data, sentence", [
     (b'1\n{"a": }', "line 2 of {} is not JSON (Expecting value, column 7): do this"),
     (b"1\n\xff", "line 2 of {} is not UTF-8 (invalid start byte at byte 0): save it as UTF-8"),
     ("é".encode("latin-1"), "is not UTF-8"), ('"a"'.encode("utf-16"), "line 1 of {} is not UTF-8"),
@@ -69,7 +69,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
         read_json_file("/dev/zero")
 
 
-@pytest.mark.parametrize(("value", "form", "fit"), [
+@pytest.mark.parametrize("value, form, fit", [
     ({"a": 1, "b": 2}, {"a": int}, True), ({"b": 1}, {"a": int}, False), ([], {"a": int}, False),
     ([1, 2], [int], True), ([1, "2"], [int], False), ("ab", [str], False),
     ([0.5, 2], (float, int), True), ([0.5], (float, int), False), ([2, 0.5], (float, int), False),

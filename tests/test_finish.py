@@ -1,22 +1,22 @@
 """An answer says why it ended; a run whose numbers are not finite ends with a sentence, on all ranks."""
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from launch.run import run
-from launch.split.write import split
 from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from scripts import generate
+from tests.checkpoints import edited_tensors, split_quietly
 from tests.forked import command
+from tests.json_files import change_json, load_json
 from tests.saved import here
-from tests.tiny import TINY, pipeline
+from tests.tiny import TINY, pipeline, tokens_of
 
 PROMPT = [6, 21, 44, 3]
 ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
@@ -27,13 +27,10 @@ def overflowing(tmp_path_factory, saved) -> Path:
     """The tiny model with a final norm that float16 has no numbers for, and float32 hardly."""
     folder = tmp_path_factory.mktemp("overflowing")
     for name, factor in (("halves", 1e6), ("singles", 1e39)):
-        (folder / name).mkdir()
-        for path in (saved / "base").iterdir():
-            (folder / name / path.name).write_bytes(path.read_bytes())
-        tensors = load_file(saved / "base" / "model.safetensors")
-        tensors["model.norm.weight"] *= factor
-        save_file(tensors, folder / name / "model.safetensors")
-        split(folder / name, folder / f"{name}-split", "0+2+2", saved / "head", progress=False)
+        shutil.copytree(saved / "base", folder / name)
+        with edited_tensors(folder / name) as tensors:
+            tensors["model.norm.weight"] *= factor
+        split_quietly(folder / name, folder / f"{name}-split", "0+2+2", saved / "head")
     return folder
 
 
@@ -54,30 +51,25 @@ def test_an_answer_says_why_it_ended(strategy):
         for prompt, wishes, reason in ENDS:
             answer, stream = decoder.stream(Request((PROMPT * 49)[:prompt], **wishes))
             assert answer.finish_reason == ""
-            for _ in stream:
-                pass
+            tokens_of(stream)
             assert answer.finish_reason == reason, (prompt, wishes)
 
 
-@pytest.mark.parametrize(("words", "reason", "message"), [
-    (["max_length=20", "max_new_tokens=17"], "length", ""),
-    (["max_length=20", "max_new_tokens=500"], "context",
+@pytest.mark.parametrize("words, reason, message", [
+    ("max_length=20 max_new_tokens=17", "length", ""),
+    ("max_length=20 max_new_tokens=500", "context",
      "\nflowspec: the answer ends after 17 of max_new_tokens=500, since the context of 20 tokens is full: raise "
      "max_length or shorten the prompt\n")])
 def test_a_full_context_is_reported_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, message):
-    assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words) == 0
-    assert json.loads((tmp_path / "out.json").read_text())["finish_reason"] == reason
+    assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words.split()) == 0
+    assert load_json(tmp_path / "out.json")["finish_reason"] == reason
     assert capsys.readouterr().err == message
 
 
 def test_more_tokens_than_the_model_has_positions_are_reported(tmp_path, capsys, saved):
-    short = tmp_path / "base"
-    short.mkdir()
-    for path in (saved / "base").iterdir():
-        (short / path.name).write_bytes(path.read_bytes())
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}))
-    split(short, tmp_path / "split", "0+4", saved / "head", progress=False)
+    short = shutil.copytree(saved / "base", tmp_path / "base")
+    change_json(short / "config.json", max_position_embeddings=32)
+    split_quietly(short, tmp_path / "split", "0+4", saved / "head")
     assert here(f"model_dir={tmp_path / 'split'}", *ASK, "max_length=33") == 0
     first, _, second = capsys.readouterr().err.partition("\n")
     assert first == "flowspec: max_length=33 is more than the 32 positions of the model, which prompt and answer share"
@@ -88,16 +80,16 @@ def test_more_tokens_than_the_model_has_positions_are_reported(tmp_path, capsys,
 
 # --- numbers that are not finite --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("words", [["temperature=0"], ["temperature=1", "pipeline_type=pruned"], ["pipeline_type=ar"]])
-@pytest.mark.parametrize(("model", "dtype", "cause"), [
+@pytest.mark.parametrize("words", ["temperature=0", "temperature=1 pipeline_type=pruned", "pipeline_type=ar"])
+@pytest.mark.parametrize("model, dtype, cause", [
     ("halves", "float16", "float16 ends at 65504, which some models exceed: add dtype=bfloat16"),
     ("singles", "float32", "its weights or its config.json are damaged: compare the split with its hashes")])
-def test_logits_that_are_not_finite_end_the_run_with_a_sentence(overflowing, capsys, model, dtype, cause, words):
+def test_logits_that_are_not_finite_end_the_run_with_a_sentence(overflowing, error_of, model, dtype, cause, words):
     if dtype == "float16" and not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
         pytest.skip("this torch has no half precision on the CPU")
-    asked = ["link=threads", f"dtype={dtype}", f"model_dir={overflowing / f'{model}-split'}", *ASK, *words]
-    assert run(generate.GENERATE, asked) == 2
-    assert f"flowspec: the model's logits are not finite (NaN or infinity); {cause}" in capsys.readouterr().err
+    asked = ["link=threads", f"dtype={dtype}", f"model_dir={overflowing / f'{model}-split'}", *ASK, *words.split()]
+    printed = error_of(run, generate.GENERATE, asked)
+    assert f"flowspec: the model's logits are not finite (NaN or infinity); {cause}" in printed
 
 
 def test_all_ranks_end_when_logits_are_not_finite(overflowing, tmp_path):
@@ -111,4 +103,4 @@ def test_a_type_that_has_the_numbers_gives_the_answer(overflowing, tmp_path):
     for model in ("halves", "singles"):
         assert here(f"model_dir={overflowing / f'{model}-split'}", *ASK, "max_new_tokens=8",
                     f"output={tmp_path / 'out.json'}") == 0
-        assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == TINY.text([5, 17, 40], 8, Sampler())
+        assert load_json(tmp_path / "out.json")["token_ids"] == TINY.text([5, 17, 40], 8, Sampler())

@@ -18,6 +18,14 @@ def taught(seconds, share=0.25):
     return stage
 
 
+def flown(*first_nodes, share=0.25):
+    """A stage that is sent segments of two rows, each of a second, at 5000."""
+    stage = taught({2: 1.0}, share)
+    for node in first_nodes:
+        stage.send([node, node + 1], 5000.0)
+    return stage
+
+
 def busy(stage, rows, now):
     """How long the stage is busy with a segment that it need not wait for."""
     stage.send(list(range(rows)), now)
@@ -64,9 +72,7 @@ def test_segments_follow_each_other_through_the_stage():
 
 
 def test_the_time_that_a_segment_waited_is_not_counted():
-    stage = taught({2: 1.0})
-    for i in range(3):
-        stage.send([10 + i, 20 + i], 5000.0)
+    stage = flown(10, 20, 30)
     for i in range(3):
         stage.back(2, 5004.0 + i)  # 3 stages more behind the first one
     assert busy(stage, 2, 6000.0) == pytest.approx(1.0)
@@ -122,9 +128,7 @@ def test_no_segment_is_reckoned_shorter_than_one_with_fewer_rows(seed):
 
 
 def test_a_dead_segment_frees_the_stage_at_once_and_what_waits_behind_it_begins():
-    stage = taught({2: 1.0})
-    for first in (10, 20, 30):
-        stage.send([first, first + 1], 5000.0)
+    stage = flown(10, 20, 30)
     stage.prune({10, 11, 20}, 5000.25)  # one row of the second lives
     assert stage.free_at == pytest.approx(5002.25)
     stage.prune({10, 11, 20, 21}, 5000.5)
@@ -136,25 +140,19 @@ def test_a_dead_segment_frees_the_stage_at_once_and_what_waits_behind_it_begins(
 
 
 def test_a_segment_that_dies_while_it_waits_takes_no_time():
-    stage = taught({2: 1.0})
-    for first in (10, 20, 30):
-        stage.send([first, first + 1], 5000.0)
+    stage = flown(10, 20, 30)
     stage.prune({20, 21}, 5000.5)
     assert stage.free_at == pytest.approx(5002.0)
 
 
 def test_a_segment_that_has_left_the_stage_frees_nothing_when_it_dies():
-    stage = taught({2: 1.0})
-    for first in (10, 20):
-        stage.send([first, first + 1], 5000.0)
+    stage = flown(10, 20)
     stage.prune({10, 11}, 5001.5)
     assert stage.free_at == pytest.approx(5002.0)
 
 
 def test_a_prune_lets_no_segment_begin_before_those_that_are_back_had_left():
-    stage = taught({2: 1.0}, share=0.5)
-    for first in (10, 20, 30):
-        stage.send([first, first + 1], 5000.0)
+    stage = flown(10, 20, 30, share=0.5)
     stage.back(2, 5002.0)
     stage.prune(set(), 5002.0)
     assert stage.free_at == pytest.approx(5003.0)

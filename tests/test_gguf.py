@@ -1,7 +1,6 @@
 """GGUF files: unpacked, they are the model that transformers reads out of them; damaged or strange ones are refused."""
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -21,12 +20,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from config.schema.families import published
 from config.schema.fields import read_config
 from launch.split.gguf import GgufFile, is_current, unpack
-from launch.split.write import Layout, identify, split
+from launch.split.write import Layout, identify
 from model.llama import LlamaConfig, Rotary
 from model.text import Text
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
 from model.weights.unfold import Unfolded
-from tests.test_families import config_class
+from tests.checkpoints import refused, split_quietly
+from tests.json_files import change_json, save_json
+from tests.test_families import random_model
 
 HIDDEN, FEED, LAYERS, HEADS, SHARED = 256, 512, 2, 2, 1
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0,
@@ -71,6 +72,13 @@ def shapes(architecture: str) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{block}.{norm}.weight", (width,)
 
 
+def write_out(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Kind.Q4_1,),
           change: Callable[[gguf.GGUFWriter], None] = lambda writer: None, without: str = "") -> Path:
     """A small model as a GGUF file, by the library's own writer; its matrices take the kinds by turns."""
@@ -105,25 +113,31 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
         if name != without:
             writer.add_tensor(name, data, raw_dtype=kind)
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
+
+
+def unpacked(path: Path, name: str = "whole", plain: bool = False) -> Path:
+    """The folder of this name beside a GGUF file, with what it holds."""
+    return unpack(path, path.parent / name, progress=False, plain=plain)
+
+
+def as_transformers_reads(path: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("architecture, kinds", [
     ("llama", PLAIN), ("llama", tuple(SCALES)),
     ("qwen2", (Kind.Q8_0,)), ("qwen3", (Kind.F16,))])
-def test_it_unpacks_to_what_transformers_reads(architecture: str, kinds: tuple[Kind, ...], tmp_path: Path) -> None:
+def test_it_unpacks_to_what_transformers_reads(architecture, kinds, tmp_path):
     path = write(tmp_path / "model.gguf", architecture, kinds)
-    folder = unpack(path, tmp_path / "whole", progress=False, plain=True)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    folder = unpacked(path, plain=True)
+    theirs = as_transformers_reads(path)
     ours = load_file(folder / "model.safetensors")
     assert ours.keys() == theirs.state_dict().keys()
     for name, weights in theirs.state_dict().items():
         assert torch.equal(ours[name], weights), name
-    described = Unfolded(unpack(path, tmp_path / "described", progress=False))
+    described = Unfolded(unpacked(path, "described"))
     for name in described.names():
         assert torch.equal(described.read(name).float(), Unfolded(folder).read(name)), name
     again = transformers.AutoModelForCausalLM.from_pretrained(folder)  # by the config that was written
@@ -131,8 +145,8 @@ def test_it_unpacks_to_what_transformers_reads(architecture: str, kinds: tuple[K
     assert torch.equal(again(ids).logits, theirs(ids).logits)
 
 
-def test_the_tokenizer_and_its_template_are_read(tmp_path: Path) -> None:
-    folder = unpack(write(tmp_path / "model.gguf"), tmp_path / "whole", progress=False)
+def test_the_tokenizer_and_its_template_are_read(tmp_path):
+    folder = unpacked(write(tmp_path / "model.gguf"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("hello")["input_ids"]) == ["he", "ll", "o"]
     assert tokenizer.chat_template == TEMPLATE
@@ -140,38 +154,35 @@ def test_the_tokenizer_and_its_template_are_read(tmp_path: Path) -> None:
     assert read_config(folder)["eos_token_id"] == 0
 
 
-def test_a_split_unpacks_it_and_the_second_time_keeps_it(tmp_path: Path) -> None:
+def test_a_split_unpacks_it_and_the_second_time_keeps_it(tmp_path):
     path = write(tmp_path / "model.gguf")
-    folders = split(path, tmp_path / "out", "0+1+1", progress=False)
+    folders = split_quietly(path, tmp_path / "out", "0+1+1")
     made = (tmp_path / "out/whole/model.safetensors").stat().st_mtime_ns
     assert [folder.name for folder in folders] == ["stage_0", "stage_1", "stage_2"]
-    assert split(path, tmp_path / "out", "0+1+1", progress=False) == folders
+    assert split_quietly(path, tmp_path / "out", "0+1+1") == folders
     assert (tmp_path / "out/whole/model.safetensors").stat().st_mtime_ns == made
 
 
-def test_a_folder_of_another_model_is_not_written_over(tmp_path: Path) -> None:
+def test_a_folder_of_another_model_is_not_written_over(tmp_path):
     path = write(tmp_path / "model.gguf")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("{}")
-    with pytest.raises(ValueError, match="other holds another model: give an empty or new folder"):
-        unpack(path, tmp_path / "other", progress=False)
+    with refused("other holds another model: give an empty or new folder"):
+        unpacked(path, "other")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no file .*none.gguf: give the path of a GGUF file"):
-        split(tmp_path / "none.gguf", tmp_path / "out", "1", progress=False)
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with refused("there is no file ", "none.gguf: give the path of a GGUF file"):
+        split_quietly(tmp_path / "none.gguf", tmp_path / "out", "1")
 
 
-def test_a_file_without_an_architecture_holds_no_model(tmp_path: Path) -> None:
+def test_a_file_without_an_architecture_holds_no_model(tmp_path):
     writer = gguf.GGUFWriter(str(tmp_path / "none.gguf"), "llama")
     writer.kv_data[0].pop("general.architecture")
     writer.add_uint32("general.file_type", 0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(ValueError, match="does not name its architecture .*, so it holds no model"):
-        unpack(tmp_path / "none.gguf", tmp_path / "out", progress=False)
+    write_out(writer)
+    with refused("does not name its architecture ", ", so it holds no model"):
+        unpacked(tmp_path / "none.gguf")
 
 
 def llama3(factor: float) -> np.ndarray:
@@ -186,16 +197,16 @@ def llama3(factor: float) -> np.ndarray:
     return (plain / Rotary(stretched.turns).frequency()).numpy()
 
 
-def test_the_stretched_waves_of_llama_3_are_known_by_their_factors(tmp_path: Path) -> None:
+def test_the_stretched_waves_of_llama_3_are_known_by_their_factors(tmp_path):
     path = write(tmp_path / "model.gguf", change=lambda writer: writer.add_tensor("rope_freqs.weight", llama3(32)))
-    config = read_config(unpack(path, tmp_path / "whole", progress=False))
+    config = read_config(unpacked(path))
     assert config["rope_scaling"]["rope_type"] == "llama3"
     assert config["rope_scaling"]["factor"] == pytest.approx(32)
 
 
-def test_a_llama_with_windows_is_a_mistral(tmp_path: Path) -> None:
+def test_a_llama_with_windows_is_a_mistral(tmp_path):
     path = write(tmp_path / "model.gguf", change=lambda writer: writer.add_sliding_window(16))
-    config = read_config(unpack(path, tmp_path / "whole", progress=False))
+    config = read_config(unpacked(path))
     assert config["model_type"] == "mistral" and LlamaConfig.read(config).windows == (16,) * LAYERS
 
 
@@ -217,11 +228,11 @@ def endless(path: Path) -> None:
     lambda path: damaged(path, 0.001), lambda path: damaged(path, 0.01),
     lambda path: damaged(path, 0.5), lambda path: path.write_bytes(b"GGUF"), endless,
     lambda path: path.write_bytes(b"\0" * 1000)])
-def test_a_damaged_file_is_refused(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(harm, tmp_path):
     path = write(tmp_path / "model.gguf")
     harm(path)
-    with pytest.raises(ValueError, match=r"model\.gguf cannot be read .*: download it again"):
-        unpack(path, tmp_path / "whole", progress=False)
+    with refused("model.gguf cannot be read ", ": download it again"):
+        unpacked(path)
     assert not (tmp_path / "whole/config.json").exists()
 
 
@@ -241,10 +252,10 @@ def add_strange_quant(writer: gguf.GGUFWriter) -> None:
     ("shape", {"without": "output_norm.weight",
                "change": lambda writer: writer.add_tensor("output_norm.weight", np.ones(8, np.float32))}),
 ])
-def test_what_is_not_supported_is_named(words: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_not_supported_is_named(words, options, tmp_path):
     path = write(tmp_path / "model.gguf", **options)
-    with pytest.raises(ValueError, match=f"cannot be read .*({words})"):
-        unpack(path, tmp_path / "whole", progress=False)
+    with refused("cannot be read ", words):
+        unpacked(path)
     assert not (tmp_path / "whole/config.json").exists()
 
 
@@ -298,14 +309,7 @@ FUSED = {"phi3": (("[qkv]_proj", "qkv_proj"), ("(gate|up)_proj", "gate_up_proj")
 def saved(architecture: str, folder: Path) -> None:
     """A random model as transformers saves it."""
     kind, fields, _, _ = FAMILY[architecture]
-    torch.manual_seed(1)
-    config = config_class(kind)(**fields)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    return model
+    random_model(kind, fields).save_pretrained(folder)
 
 
 def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
@@ -335,17 +339,28 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
     put(writer, architecture, tensors, kind)
 
 
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add metadata as what it is in Python."""
+    add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool,
+           list: writer.add_array}[type(value)]
+    add(key, value)
+
+
 def begun(path: Path, architecture: str, tokens: list[str]) -> gguf.GGUFWriter:
     """A file with these tokens, of which the first begins and ends a text, and without weights so far."""
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
-        add(f"{architecture}.{key}", value)
+        add_key(writer, f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_token_list(tokens)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     return writer
+
+
+def add_rope_factors(writer: gguf.GGUFWriter, long_factors: list[float], short_factors: list[float]) -> None:
+    writer.add_tensor("rope_factors_long.weight", np.array(long_factors, np.float32))
+    writer.add_tensor("rope_factors_short.weight", np.array(short_factors, np.float32))
 
 
 def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kind: Kind) -> None:
@@ -356,16 +371,12 @@ def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kin
         data = gguf.quantize(whole.numpy(), kind) if matrix else whole.numpy()
         writer.add_tensor(name, data, raw_dtype=kind if matrix else Kind.F32)
     if architecture == "phi3":
-        for which in ("long", "short"):
-            writer.add_tensor(f"rope_factors_{which}.weight", np.array(LONGROPE[f"{which}_factor"], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_rope_factors(writer, LONGROPE["long_factor"], LONGROPE["short_factor"])
+    write_out(writer)
 
 
 @pytest.mark.parametrize("architecture", FAMILY)
-def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, tmp_path: Path) -> None:
+def test_a_model_of_every_family_is_the_one_that_was_written(architecture, tmp_path):
     base, whole = tmp_path / "base", tmp_path / "whole"
     saved(architecture, base)
     exported(base, tmp_path / "model.gguf", architecture, Kind.Q8_0)
@@ -373,8 +384,8 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
     for folder, is_plain in ((whole, True), (tmp_path / "described", False)):
         folder.mkdir()
         left_in_file = file.write_weights(folder / "model.safetensors", progress=False, plain=is_plain)
-        (folder / GGUF_LIST).write_text(json.dumps({"tensors": left_in_file}))
-        (folder / "config.json").write_text(json.dumps(file.config))
+        save_json(folder / GGUF_LIST, {"tensors": left_in_file})
+        save_json(folder / "config.json", file.config)
     new, described = Unfolded(whole), Unfolded(tmp_path / "described")
     sizes = LlamaConfig.read(old.config)
     assert str(LlamaConfig.read(new.config)) == str(replace(sizes, eps=float(np.float32(1e-5))))
@@ -390,9 +401,7 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
         again, report = transformers.AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
         assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     if FAMILY[architecture][3]:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path, gguf_file="model.gguf", dtype=torch.float32)
-        for name, weights in theirs.state_dict().items():
+        for name, weights in as_transformers_reads(tmp_path / "model.gguf").state_dict().items():
             assert torch.equal(again.state_dict()[name], weights), name
 
 
@@ -405,16 +414,13 @@ def worded(path: Path, architecture: str, tokens: list[str], types: list[int],
     writer.add_chat_template(TEMPLATE)
     words(writer)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return GgufFile(path)
 
 
-@pytest.mark.parametrize(("prefix", "pieces"), [(False, ["h", "el", "l", "o"]),
+@pytest.mark.parametrize("prefix, pieces", [(False, ["h", "el", "l", "o"]),
                                                 (True, ["\u2581h", "el", "l", "o"])])
-def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path: Path, prefix: bool, pieces: list[str]) -> None:
+def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path, prefix, pieces):
     scores = {"<s>": 0, "<unk>": 0, "\u2581": -9, "h": -9, "e": -9,
               "l": -9, "o": -9, "he": -3, "el": -1, "ll": -2,
               "\u2581h": -4, "<0xC3>": 0, "<0xA9>": 0}
@@ -434,7 +440,7 @@ def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path: Path, prefix: bool
     assert made.decode(ids, skip_special_tokens=True) == "hello h\u00e9" and made.chat_template == TEMPLATE
 
 
-def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path) -> None:
+def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path):
     saved("granite", tmp_path / "base")
 
     def words(writer: gguf.GGUFWriter, pre: str) -> None:
@@ -452,7 +458,7 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
         assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [
             "<|end|>", "he", "ll", "o", *pieces, "<|end|>"]
         assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE
-    with pytest.raises(ValueError, match="its tokenizer splits texts in the way 'mine', which is not supported"):
+    with refused("its tokenizer splits texts in the way 'mine', which is not supported"):
         cut("mine").write_text(tmp_path / "base")
 
 
@@ -462,9 +468,7 @@ def config_with(path: Path, *keys: tuple[str, Any], architecture: str = "llama")
     """The config of a small model with further keys in its metadata."""
     def change(writer: gguf.GGUFWriter) -> None:
         for key, value in keys:
-            add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool,
-                   list: writer.add_array}[type(value)]
-            add(key, value)
+            add_key(writer, key, value)
 
     return GgufFile(write(path / "model.gguf", architecture, change=change)).config
 
@@ -472,7 +476,7 @@ def config_with(path: Path, *keys: tuple[str, Any], architecture: str = "llama")
 YARN_KEYS = (("llama.rope.scaling.type", "yarn"), ("llama.rope.scaling.factor", 4.0))
 
 
-@pytest.mark.parametrize(("keys", "scaling"), [
+@pytest.mark.parametrize("keys, scaling", [
     ([("llama.rope.scale_linear", 4.0)], {"rope_type": "linear", "factor": 4.0}),
     ([("llama.rope.scaling.factor", 4.0)], {"rope_type": "linear", "factor": 4.0}),
     ([("llama.rope.scaling.type", "none"), ("llama.rope.scaling.factor", 4.0)], None),
@@ -485,52 +489,51 @@ YARN_KEYS = (("llama.rope.scaling.type", "yarn"), ("llama.rope.scaling.factor", 
      {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5 * (1 + 0.1 * math.log(4))}),
     ([*YARN_KEYS, ("llama.rope.scaling.yarn_log_multiplier", 0.0), ("llama.rope.scaling.yarn_ext_factor", 1.0)],
      {"rope_type": "yarn", "factor": 4.0})])
-def test_scaled_positions_are_read_in_every_form(keys: list, scaling: dict | None, tmp_path: Path) -> None:
+def test_scaled_positions_are_read_in_every_form(keys, scaling, tmp_path):
     config = config_with(tmp_path, *keys)
     assert config["rope_scaling"] == scaling
     LlamaConfig.read(config)
 
 
-def test_the_sharpness_of_longrope_is_read(tmp_path: Path) -> None:
-    def change(writer: gguf.GGUFWriter) -> None:
+def test_the_sharpness_of_longrope_is_read(tmp_path):
+    def change(writer):
         writer.add_float32("phi3.rope.scaling.attn_factor", 1.25)
-        for which in ("long", "short"):
-            writer.add_tensor(f"rope_factors_{which}.weight", np.ones(64, np.float32))
+        add_rope_factors(writer, [1.0] * 64, [1.0] * 64)
 
     config = GgufFile(write(tmp_path / "model.gguf", "phi3", change=change)).config
     assert Rotary(LlamaConfig.read(config).turns).attention_factor() == 1.25
 
 
-@pytest.mark.parametrize(("key", "value"), [
+@pytest.mark.parametrize("key, value", [
     ("llama.rope.scaling.yarn_log_multiplier", 0.5), ("llama.rope.scaling.attn_factor", 2.0),
     ("llama.rope.scaling.alpha", 1000.0), ("llama.rope.pattern", "new"), ("llama.rope.freq_base_swa", 500.0),
     ("llama.rope.scaling.type", "dynamic"), ("llama.attention.causal", False), ("llama.attention.value_length", 64),
     ("llama.expert_shared_count", 1), ("llama.attention.clamp_kqv", 8.0), ("tokenizer.ggml.eom_token_id", 1000)])
-def test_what_would_change_the_model_and_is_not_read_is_named(key: str, value: Any, tmp_path: Path) -> None:
+def test_what_would_change_the_model_and_is_not_read_is_named(key, value, tmp_path):
     with pytest.raises(ValueError, match=rf"{key.partition('.')[2].replace('ggml.', '')}|rope_scaling='dynamic'"):
         config_with(tmp_path, (key, value))
 
 
-def test_positions_that_are_scaled_in_two_ways_are_refused(tmp_path: Path) -> None:
+def test_positions_that_are_scaled_in_two_ways_are_refused(tmp_path):
     def change(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("rope_freqs.weight", llama3(32))
         writer.add_float32("llama.rope.scaling.factor", 2.0)
 
-    with pytest.raises(ValueError, match="has both rope_freqs.weight and rope.scaling.factor=2"):
+    with refused("has both rope_freqs.weight and rope.scaling.factor=2"):
         GgufFile(write(tmp_path / "model.gguf", change=change))
 
 
-def test_the_windows_of_layers_are_read_as_a_number_and_as_a_list(tmp_path: Path) -> None:
+def test_the_windows_of_layers_are_read_as_a_number_and_as_a_list(tmp_path):
     window, key = ("gemma2.attention.sliding_window", 16), "gemma2.attention.sliding_window_pattern"
     by_list = config_with(tmp_path, window, (key, [False, True]), architecture="gemma2")
     assert LlamaConfig.read(by_list).windows == (0, 16)
     assert LlamaConfig.read(config_with(tmp_path, window, (key, 2), architecture="gemma2")).windows == (16, 0)
 
 
-def test_every_end_token_of_the_file_ends_an_answer(tmp_path: Path) -> None:
+def test_every_end_token_of_the_file_ends_an_answer(tmp_path):
     config = config_with(tmp_path, ("tokenizer.ggml.eot_token_id", 5), ("tokenizer.ggml.eom_token_id", 6))
     assert config["eos_token_id"] == [0, 5, 6] and config["bos_token_id"] == 0
-    folder = unpack(tmp_path / "model.gguf", tmp_path / "whole", progress=False)
+    folder = unpacked(tmp_path / "model.gguf")
     assert Text(folder).end_ids == {0, 5, 6}
 
 
@@ -549,44 +552,39 @@ def parted(folder: Path) -> tuple[Path, list[Path]]:
         writer.add_key_value(name, value, kind, *of[-1:])
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return whole, sorted(folder.glob("model-*.gguf"))
 
 
-def test_all_parts_of_a_file_are_read_whichever_is_named(tmp_path: Path) -> None:
+def test_all_parts_of_a_file_are_read_whichever_is_named(tmp_path):
     whole, parts = parted(tmp_path)
     assert [part.name for part in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    expected = Unfolded(unpack(whole, tmp_path / "a", progress=False))
+    expected = Unfolded(unpacked(whole, "a"))
     for number in (0, 2):
-        read = Unfolded(unpack(parts[number], tmp_path / f"b{number}", progress=False))
+        read = Unfolded(unpacked(parts[number], f"b{number}"))
         assert set(read.names()) == set(expected.names())
         assert all(torch.equal(read.read(name), expected.read(name)) for name in read.names())
 
 
-def test_a_part_that_is_missing_or_renamed_is_named(tmp_path: Path) -> None:
+def test_a_part_that_is_missing_or_renamed_is_named(tmp_path):
     _, parts = parted(tmp_path)
     parts[0].rename(tmp_path / "first.gguf")
-    with pytest.raises(ValueError, match=r"is one of 3 parts of a model, but .*model-00001-of-00003.gguf is missing: "
-                                         "download all parts"):
-        unpack(parts[1], tmp_path / "a", progress=False)
-    with pytest.raises(ValueError, match="one of several parts, without its name: join them with gguf-split --merge"):
-        unpack(tmp_path / "first.gguf", tmp_path / "a", progress=False)
+    with refused("is one of 3 parts of a model, but ", "model-00001-of-00003.gguf is missing: download all parts"):
+        unpacked(parts[1])
+    with refused("one of several parts, without its name: join them with gguf-split --merge"):
+        unpacked(tmp_path / "first.gguf")
 
 
-def test_a_folder_of_an_older_form_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_of_an_older_form_is_made_again(tmp_path):
     """Its tokenizer split texts in another way; a split of it has another id, so it is written again, too."""
     path = write(tmp_path / "model.gguf")
-    folder = unpack(path, tmp_path / "whole", progress=False)
+    folder = unpacked(path)
     assert is_current(folder)
     good = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(good.replace("p{N}", "p{L}"))
     old = identify(Checkpoint(folder), None, [2], Layout())
-    mark = json.loads((folder / "gguf.json").read_text())
-    (folder / "gguf.json").write_text(json.dumps({**mark, "form": 1}))
+    change_json(folder / "gguf.json", form=1)
     assert not is_current(folder)
-    unpack(path, folder, progress=False)
+    unpacked(path)
     assert (folder / "tokenizer.json").read_text() == good and is_current(folder)
     assert identify(Checkpoint(folder), None, [2], Layout()) != old

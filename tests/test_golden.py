@@ -13,9 +13,10 @@ from config.run_config import Growth
 from config.schema.heads import read_dialect
 from model.drafts.eagle import Eagle
 from model.drafts.heads import Eagle3Head, EagleHead
-from model.drafts.network import at_once
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree, verify
+from tests.test_mixture import grown
+from tests.tiny import admit_text
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS = ("draft_tokens", "tree_mask", "tree_position_ids", "retrieve_indices")
@@ -30,7 +31,7 @@ def _trees(kind):
     head = {name[5:]: x for name, x in tensors.items() if name.startswith("head.")}
     growth = Growth(int(notes["total_tokens"]) - 1,
                     int(notes["depth"]), int(notes["top_k"]))
-    cases: dict[str, dict[str, torch.Tensor]] = {}
+    cases = {}
     for name, x in tensors.items():
         if name.startswith("case."):
             _, number, fact = name.split(".")
@@ -50,7 +51,7 @@ def _eagle(sizes, tensors, lm_head):
     third = lm_head is None
     head = Eagle3Head(sizes, 64, 97, read_dialect({}, 8)) if third else EagleHead(sizes, bias="fc.bias" in tensors)
     fill(head, tensors, torch.float32, "cpu")
-    return Eagle(head, head.logits if lm_head is None else _linear(lm_head), capacity=512)
+    return Eagle(head, head.logits if third else _linear(lm_head), capacity=512)
 
 
 def _level_order(tree):
@@ -82,11 +83,6 @@ def _facts(tree):
     return [tree.nodes[node].token for node in order], mask, [len(path) - 1 for path in paths], leaves
 
 
-def _grow(tree, eagle, growth):
-    while at_once(eagle.grow(tree, growth)):
-        pass
-
-
 def _same(tree, want):
     tokens, mask, depths, leaves = _facts(tree)
     assert tokens == want["draft_tokens"][0].tolist()
@@ -105,7 +101,7 @@ def test_dynamic_trees_equal_the_original(kind):
                           int(case["root_token"])], max_tokens=512)
         for node, hidden in zip(tree.trunk, case["hidden_states"][0]):
             tree.nodes[node].hidden = hidden
-        _grow(tree, eagle, growth)
+        grown(eagle, tree, growth)
         _same(tree, case)
         score = torch.tensor([tree.nodes[node].score for node in _level_order(tree)])
         torch.testing.assert_close(score, case["node_logprob"], atol=1e-4, rtol=0)
@@ -117,10 +113,7 @@ def test_the_head_equals_the_original(kind):
     for case in cases:
         eagle.reset()
         ids = case["head_input_ids"][0]
-        nodes = list(range(len(ids)))
-        eagle.cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-        out = eagle.network(ids, case["hidden_states"][0],
-                            torch.arange(len(ids)), eagle.cache)
+        out = eagle.network(ids, case["hidden_states"][0], admit_text(eagle.cache, len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
         keys = eagle.cache.slots[0].tensors[0][0, :, :len(ids)]
         torch.testing.assert_close(keys, case["keys"][0], atol=1e-5, rtol=1e-5)
@@ -139,7 +132,7 @@ def test_the_greedy_loop_grows_the_trees_and_accepts_the_guesses_of_the_original
     _answer(tree, tokens, loop["features"])
     verify(tree)
     for step, accepted in enumerate(loop["accept_length"].tolist()):
-        _grow(tree, eagle, growth)
+        grown(eagle, tree, growth)
         _same(tree, {name: loop[name][step] for name in FACTS})
         _answer(tree, tokens, loop["features"])
         assert len(verify(tree)) == accepted + 1

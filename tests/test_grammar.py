@@ -23,7 +23,7 @@ from pipeline.strategies import STRATEGIES
 from tests.checkpoints import refused
 from tests.grammars import BYTES, END, GRAMMARS, LETTERS, TOKENIZER, bytes_of, schema, tokenizer, valid
 from tests.test_specinfer import SHAPED
-from tests.tiny import CONFIG, DEEP, TINY, pipeline
+from tests.tiny import CONFIG, DEEP, TINY, pipeline, tokens_of
 
 NEW = 120
 PROMPT = [5, 17, 40, 3, 28]
@@ -54,6 +54,11 @@ def reference(guide: Guide, sampler: Sampler, deep: bool = False) -> list[int]:
     return tokens[len(PROMPT):]
 
 
+def answered(decoder: Any, guide: Guide, sampler: Sampler = Sampler(), **fields: Any) -> list[int]:
+    token_ids: list[int] = decoder.complete(request(guide, sampler, **fields)).token_ids
+    return token_ids
+
+
 def request(guide: Guide, sampler: Sampler = Sampler(), **fields: Any) -> Request:
     return Request(PROMPT, sampler, NEW, grammar=GRAMMARS.of(guide), **fields)
 
@@ -67,8 +72,7 @@ def test_answers_of_all_kinds_of_schemas_are_valid_and_those_of_plain_decoding(p
     with pipeline(TINY, 2, strategy, TINY.mixture(*names)) as decoder:
         begun = [decoder.submit(one) for one in asked]
         for _, stream in begun:
-            for _ in stream:
-                pass
+            tokens_of(stream)
     for kind, sampler, (answer, _) in zip(kinds, samplers, begun):
         assert valid(kind, answer.token_ids) and answer.finish_reason == "stop"
         assert answer.token_ids == reference(guide(kind), sampler)
@@ -83,14 +87,14 @@ GUIDES = [Guide("regex", "[a-e]{5,9}(,[0-9]{1,3}){2}"), Guide("choice", json.dum
 def test_every_strategy_writes_one_text_with_expressions_and_grammars(strategy, stages):
     with pipeline(TINY, stages, strategy, TINY.twin(0.02)) as decoder:
         for wanted, sampler in zip(GUIDES, cycle(SAMPLERS)):
-            assert decoder.complete(request(wanted, sampler)).token_ids == reference(wanted, sampler)
+            assert answered(decoder, wanted, sampler) == reference(wanted, sampler)
 
 
 @pytest.mark.parametrize("strategy", ["continuous", "streaming", "serial"])
 def test_a_head_with_tokens_of_its_own_changes_nothing(strategy):
     with pipeline(DEEP, 2, strategy, DEEP.eagle3()) as decoder:
         for sampler in SAMPLERS:
-            assert decoder.complete(request(GUIDES[4], sampler)).token_ids == reference(GUIDES[4], sampler, deep=True)
+            assert answered(decoder, GUIDES[4], sampler) == reference(GUIDES[4], sampler, deep=True)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -98,8 +102,7 @@ def test_a_rule_that_judges_drawn_guesses_follows_the_grammar(rule):
     kind = KINDS[3]
     with pipeline(TINY, 2, "serial", TINY.drafters(0.02, 0.1), SHAPED) as decoder:
         for seed in range(4):
-            assert valid(kind, decoder.complete(request(guide(kind),
-                                                        Sampler(1.0, seed=seed, rule=rule))).token_ids)
+            assert valid(kind, answered(decoder, guide(kind), Sampler(1.0, seed=seed, rule=rule)))
 
 
 def test_penalties_and_stop_texts_stand_beside_a_grammar():
@@ -107,8 +110,8 @@ def test_penalties_and_stop_texts_stand_beside_a_grammar():
     texts, comma = [], TOKENIZER.get_vocab()[","]
     for strategy in ("autoregressive", "continuous", "streaming"):
         with pipeline(TINY, 3, strategy, TINY.twin(0.02)) as decoder:
-            whole = decoder.complete(request(GUIDES[0], sampler)).token_ids
-            stopped = decoder.complete(request(GUIDES[0], sampler, stop=lambda token: token == comma)).token_ids
+            whole = answered(decoder, GUIDES[0], sampler)
+            stopped = answered(decoder, GUIDES[0], sampler, stop=lambda token: token == comma)
         texts.append((whole, stopped))
         assert stopped == whole[:whole.index(comma) + 1]
     assert len({str(text) for text in texts}) == 1
@@ -130,8 +133,7 @@ def test_no_guess_that_the_grammar_forbids_is_sent_and_those_that_it_forces_beco
             return nodes
 
         tree.cut = watched
-        for _ in stream:
-            pass
+        tokens_of(stream)
     assert answer.sources["grammar"] > 5
 
 
@@ -142,14 +144,13 @@ def test_what_is_forced_saves_passes_without_any_draft():
             answer, stream = decoder.stream(request(GUIDES[4]))
             if not forced:
                 stream.tree.law.follower.forced = lambda tree, node: ()
-            for _ in stream:
-                pass
+            tokens_of(stream)
         assert answer.token_ids == reference(GUIDES[4], Sampler())
         passes[forced] = answer.misses
     assert passes[True] < 0.7 * passes[False]
 
 
-@pytest.mark.parametrize(("wrong", "words"), [
+@pytest.mark.parametrize("wrong, words", [
     (Guide.json_schema({"type": "string", "minLength": 5, "maxLength": 3}), "the json schema cannot be met"),
     (Guide.json_schema({"type": "nothing"}), "Invalid type: nothing"), (Guide("json_schema", "[]"), "cannot be met"),
     (Guide.json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
@@ -167,8 +168,13 @@ def test_a_grammar_that_has_no_end_later_fails_there_and_one_without_words_ends_
     for strategy in ("autoregressive", "continuous"):
         with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
             with refused("the answer cannot be continued in its grammar (parser error: Too many items"):
-                decoder.complete(request(endless, Sampler(1.0)))
-            assert decoder.complete(request(Guide("regex", ""))).token_ids == [END]
+                answered(decoder, endless, Sampler(1.0))
+            assert answered(decoder, Guide("regex", "")) == [END]
+
+
+def of_schema(schema: Any) -> tuple[Guide, Guide]:
+    """Both ways to ask for values of a schema."""
+    return Guide.json_schema(schema), Guide("lark", f"start: %json {json.dumps(schema)}")
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -187,17 +193,16 @@ def written(grammars: Grammars, guide: Guide) -> list[int]:
 def test_a_limit_ends_only_its_own_answer_and_with_an_error(monkeypatch, strategy):
     guide = Guide("regex", "(([a-e]{1,30},){1,30}){1,30}true")
     with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
-        before = decoder.complete(request(guide, Sampler(1.0, seed=4)))
+        before = answered(decoder, guide, SAMPLERS[1])
         with monkeypatch.context() as patch:
             patch.setitem(grammar.LIMITS, "max_lexer_states", 40)
-            limited = request(guide, Sampler(1.0, seed=4))
+            limited = request(guide, SAMPLERS[1])
         answer, stream = decoder.submit(limited)
         with refused("the answer cannot be continued in its grammar (lexer error: too many states: 40 >= 40)"):
             list(stream)
-        after = decoder.complete(request(guide, Sampler(1.0, seed=4)))
+        assert answered(decoder, guide, SAMPLERS[1]) == before
     assert answer.finish_reason == ""
-    assert answer.token_ids == before.token_ids[:len(answer.token_ids)]
-    assert after.token_ids == before.token_ids
+    assert answer.token_ids == before[:len(answer.token_ids)]
 
 
 def test_two_requests_share_no_compiled_grammar_but_the_check_of_it():
@@ -206,7 +211,7 @@ def test_two_requests_share_no_compiled_grammar_but_the_check_of_it():
     assert first.matcher is not second.matcher and GRAMMARS._check.cache_info().misses == checks + 1
 
 
-@pytest.mark.parametrize(("guide", "words"), [
+@pytest.mark.parametrize("guide, words", [
     (Guide.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 10 ** 9, "maxItems": 10 ** 9}),
      "the json schema is too large (compiling it takes more than 128 MB): make it smaller"),
     (Guide("regex", "((a{999}){999}){999}"), "the regex "),
@@ -254,15 +259,15 @@ def test_a_tokenizer_that_drops_the_first_space_writes_the_text_with_its_spaces(
     grammars = Grammars(toy.tokenizer, len(toy.tokenizer), toy.end_ids)
     for guide in (Guide("choice", json.dumps([text])), Guide("regex", re.escape(text))):
         assert toy.decode(written(grammars, guide)) == text
-    for guide in (Guide.json_schema({"const": text}), Guide("lark", f"start: %json {json.dumps({'const': text})}")):
+    for guide in of_schema({"const": text}):
         assert json.loads(toy.decode(written(grammars, guide))) == text
 
 
 def test_a_token_that_a_user_defined_stays_whole():
-    own = tokenizer(LETTERS.values(), [])
-    own.add_tokens(["<call>"])
-    grammars = Grammars(own, len(own), frozenset({END}))
-    assert written(grammars, Guide("choice", '["a<call>b"]')) == [*bytes_of("a"), len(own) - 1, *bytes_of("b")]
+    larger = tokenizer(LETTERS.values(), [])
+    larger.add_tokens(["<call>"])
+    grammars = Grammars(larger, len(larger), frozenset({END}))
+    assert written(grammars, Guide("choice", '["a<call>b"]')) == [*bytes_of("a"), len(larger) - 1, *bytes_of("b")]
 
 
 def test_a_tokenizer_that_changes_texts_is_refused():
@@ -275,7 +280,7 @@ def test_a_tokenizer_that_changes_texts_is_refused():
 
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("bounds", "words"), [
+@pytest.mark.parametrize("bounds, words", [
     ({"minimum": 2 ** 53 + 1, "maximum": 2 ** 53 + 3}, "minimum 9007199254740993 is not exact"),
     ({"maximum": -2 ** 60}, "is not exact"), ({"minimum": 206.54999999999998}, "is not exact"),
     ({"const": 2 ** 53 + 1}, "const 9007199254740993 is not exact"), ({"enum": [1, [2 ** 60]]}, "is not exact"),
@@ -286,7 +291,7 @@ def test_a_tokenizer_that_changes_texts_is_refused():
 def test_a_range_that_an_answer_would_break_is_refused(bounds, words):
     number = bounds if {"const", "enum"} & bounds.keys() else {"type": "number", **bounds}
     schema = {"type": "object", "properties": {"a": {"anyOf": [number, {"type": "null"}]}}, "required": ["a"]}
-    for guide in (Guide.json_schema(schema), Guide("lark", f"start: %json {json.dumps(schema)}")):
+    for guide in of_schema(schema):
         with refused(words):
             GRAMMARS.of(guide)
 
@@ -306,12 +311,12 @@ def test_a_range_that_answers_keep_is_accepted(bounds):
 def test_a_pattern_that_would_be_cut_is_refused(pattern):
     text = {"type": "string", "pattern": pattern}
     for cut in ({"properties": {"pattern": text}}, {"patternProperties": {pattern: {"type": "null"}}}):
-        for guide in (Guide.json_schema(cut), Guide("lark", f"start: %json {json.dumps(cut)}")):
+        for guide in of_schema(cut):
             with refused("a pattern would be cut after its quotation mark, backslash or control character"):
                 BYTES.of(guide)
 
 
-@pytest.mark.parametrize(("pattern", "text"), [
+@pytest.mark.parametrize("pattern, text", [
     (r'^[^"\\]{2}$', "\na"), (r'^["\\][ab]$', '"a'), (r"^\d\s\w$", "1\t2"), (r"^\/\.[ab]$", "/.b"),
     ("^\u00e9[ab]$", "\u00e9a")])
 def test_a_pattern_that_is_kept_is_accepted_whole(pattern, text):

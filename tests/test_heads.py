@@ -1,7 +1,6 @@
 """Published heads: supported fields of their config.json, and errors for heads that are other networks."""
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import Part
 from tests.checkpoints import refused, tensors_of
-from tests.saved import here, save_model
+from tests.json_files import save_json
+from tests.saved import PROMPT, here, ranks_of, save_model, token_ids
 from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 53, "rms_norm_eps": 1e-6,
@@ -64,7 +63,7 @@ def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> C
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**SIZES, **config}))
+    save_json(folder / "config.json", {**SIZES, **config})
     torch.save({rename(name): x
                 for name, x in weights(head, seed=1).items()}, folder / "pytorch_model.bin")
     return Checkpoint(folder)
@@ -145,13 +144,13 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["serial", "continuous"])
 def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
-    said, prompt = [], [5, 17, 40, 3]
+    said = []
     made = DEEP.eagle()
     draft = Eagle(made.network, lambda out: -made.lm_head(out),
                   CAPACITY, Fit("HEAD", said.append))
     with pipeline(DEEP, 2, strategy, draft) as decoder:
         for _ in range(2):
-            assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
+            assert write(decoder, PROMPT, 60) == DEEP.text(PROMPT, 60, Sampler())
     [sentence] = said
     assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably trained for another",
                     sentence)
@@ -209,7 +208,7 @@ def publish(folder: Path, name: str) -> Checkpoint:
     if nests:
         config = {**fields, "transformer_layer_config": {**SIZES, "num_key_value_heads": 2}, "draft_vocab_size": 53}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    save_json(folder / "config.json", config)
     torch.save(tensors, folder / "pytorch_model.bin")
     assert read_dialect(Checkpoint(folder).config, 24).inner == tuple(inner)
     return Checkpoint(folder)
@@ -274,7 +273,7 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
     fields, first, _, inner_layers = DIALECTS[name]
     head = load_head(source, BASE, None, torch.float64, "cpu")
     assert head.inner == tuple(inner_layers)
-    tokens = torch.tensor([5, 17, 40, 3, 28, 11])
+    tokens = torch.tensor(PROMPT[:6])
     generator = torch.Generator().manual_seed(1)
     inner = torch.randn(4, 32 * len(inner_layers), dtype=torch.float64, generator=generator)
     cache = head.config.cache(head.config.layers, 8, head.fc.weight)
@@ -299,17 +298,17 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
         config = {**SIZES, "num_key_value_heads": 2, LAYERS[0]: ids, "aux_layer_ids_are": "inputs"}
         head = Eagle3Head(LlamaConfig.read(config), 32, 53, read_dialect(config, 8))
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        save_json(tmp_path / name / "config.json", config)
         torch.save(weights(head, seed=3), tmp_path / name / "pytorch_model.bin")
         split(tmp_path / "base", tmp_path / f"to {name}", "0+3+5", tmp_path / name, progress=False)
-    parts = [Part(tmp_path / "to far" / f"stage_{rank}") for rank in range(3)]
+    parts = ranks_of(tmp_path / "to far")
     assert [part.inner for part in parts] == [(0, 3, 8)] * 3
     words = ["prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true"]
     texts = []
     for method in ("ar", "continuous"):
         assert here(f"model_dir={tmp_path / 'to far'}", f"pipeline_type={method}",
                     f"output={tmp_path / method}", *words) == 0
-        texts.append(json.loads((tmp_path / method).read_text())["token_ids"])
+        texts.append(token_ids(tmp_path / method))
     assert texts[0] == texts[1]
     config = RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64")
     spec = RankSpec(config, parts[0], str(tmp_path / "near"))

@@ -30,8 +30,9 @@ from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
-from tests.forked import CONTEXT
-from tests.saved import ENDLESS, boards_of, here, token_ids, wait_until
+from tests.forked import CONTEXT, write_into
+from tests.saved import ENDLESS, boards_of, here, run_program, token_ids, wait_until
+from tests.test_strangers import FACTS
 from tests.tiny import TINY
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
@@ -45,8 +46,7 @@ def own(saved, tmp_path_factory):
 
 def be_board(words, environment, space, files):
     """What run_jetson.sh starts, in a process that has Python's modules already, perhaps in a namespace."""
-    for number, path in enumerate(files, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    write_into(files)
     os.environ.update({BOARD_VARIABLE: "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if space:
@@ -88,8 +88,7 @@ def start(tmp_path, own):
 
 def meet_here(tmp_path):
     """Keys of a hosts file whose boards are this machine, and of a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
@@ -116,6 +115,15 @@ def said(tmp_path, rank):
     return text.strip().splitlines()[-1]
 
 
+def last_lines(tmp_path):
+    """Those on the terminals of three boards."""
+    return [said(tmp_path, rank) for rank in range(3)]
+
+
+def printed_by_all(tmp_path):
+    return "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+
+
 def reference():
     return TINY.text([5, 17, 40], 12, Sampler(0.7, seed=4))
 
@@ -138,12 +146,10 @@ def test_one_character_makes_another_version(tmp_path):
 
 
 def facts(**change):
-    return {"host": "b", "address": "10.0.0.1", "code": "c",
-            "world": 3, "split": "s", "settings": {"dtype": "auto"},
-            "interface": "eth0", "port": 1, **change}
+    return {**FACTS, **change}
 
 
-@pytest.mark.parametrize(("change", "message"), [
+@pytest.mark.parametrize("change, message", [
     ({}, ""), ({"error": "no disk"}, "rank 1 (b): no disk"),
     ({"code": "d"}, "rank 1 (b, 10.0.0.1) has other code than rank 0 (d, not c): bring one version"),
     ({"split": "t"}, "rank 1 (b, 10.0.0.1) holds a part of another split"),
@@ -170,8 +176,12 @@ def may_make_namespaces():
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
         return False
     name = f"flowspec-try-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
-    return made and subprocess.run(["ip", "netns", "del", name], capture_output=True).returncode == 0
+    made = run_program("ip", "netns", "add", name).returncode == 0
+    return made and run_program("ip", "netns", "del", name).returncode == 0
+
+
+def listed_namespaces():
+    return run_program("ip", "netns", "list").stdout
 
 
 namespaces = pytest.mark.skipif(not may_make_namespaces(), reason="needs root, ip, tc and the right to make namespaces")
@@ -191,8 +201,7 @@ def network(tmp_path_factory):
         assert "hosts file" in run.stdout.readline()
         yield names
         run.terminate()
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    assert not any(name in left for name in names)
+    assert not any(name in listed_namespaces() for name in names)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +220,7 @@ def test_three_namespaces_write_the_reference_text_over_slow_wires(saved, astray
         shown, printed = run.communicate(timeout=600)
     assert run.returncode == 0 and "rank 0 (board0, 10.77.0.1)" in printed, printed
     assert token_ids(tmp_path / "out.json") == reference()
-    assert f"flowspec-{run.pid}" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert f"flowspec-{run.pid}" not in listed_namespaces()
 
 
 @namespaces
@@ -223,16 +232,18 @@ def test_a_board_whose_wire_is_cut_in_mid_run_ends_and_so_do_all(start, network,
         runs[lost] = [start(rank, f"hosts={folder / 'hosts'}", *FRAGILE, space=network[first + rank], folder=folder)
                       for rank in range(3)]
     assert all(flows(folder, runs[lost]) for lost, folder in folders.items())
-    wires = [("-n", network[0]), ("-n", network[5])]
-    for wire in wires:
-        subprocess.run(["ip", *wire, "link", "set", "eth0", "down"], check=True)
+
+    def set_wires(state):
+        for board in (network[0], network[5]):
+            run_program("ip", "-n", board, "link", "set", "eth0", state, check=True)
+
+    set_wires("down")
     try:
         assert ends(runs[0]) == ends(runs[2]) == [75, 75, 75]
     finally:
-        for wire in wires:
-            subprocess.run(["ip", *wire, "link", "set", "eth0", "up"], check=True)
+        set_wires("up")
     for lost, address in ((0, "10.77.0.1"), (2, "10.77.0.6")):
-        last = [said(folders[lost], rank) for rank in range(3)]
+        last = last_lines(folders[lost])
         assert all(f"rank {lost} ({socket.gethostname()}, {address})" in message for message in last), last
 
 
@@ -248,7 +259,7 @@ def test_a_dead_way_between_two_stages_ends_all_though_every_heartbeat_arrives(s
         assert ends(runs, 60) == [75, 75, 75]
     finally:
         subprocess.run([word.format("delete") for word in way], check=True)
-    last = [said(tmp_path, rank) for rank in range(3)]
+    last = last_lines(tmp_path)
     assert all("rank 2 (" in message and "was lost: its connection broke" in message for message in last), last
 
 
@@ -257,7 +268,7 @@ def test_a_wrong_interface_is_reported_on_all_boards(start, network, tmp_path):
     (tmp_path / "hosts").write_text("10.77.0.1\n10.77.0.2 interface=lo\n10.77.0.3\n")
     runs = [start(rank, f"hosts={tmp_path / 'hosts'}", *ASK, space=network[rank]) for rank in range(3)]
     assert ends(runs) == [2, 2, 2]
-    last = [said(tmp_path, rank) for rank in range(3)]
+    last = last_lines(tmp_path)
     assert last[0] == last[1] == last[2], last
     assert "127.0.0.1) cannot be reached by rank 0, 2 at its interface lo: name the interface of the cable" in last[0]
 
@@ -266,12 +277,11 @@ def test_a_wrong_interface_is_reported_on_all_boards(start, network, tmp_path):
 
 def test_the_command_teaches_and_asks_for_what_it_cannot_know():
     environment = {**os.environ, "PYTHON": sys.executable}
-    found = subprocess.run(["bash", ROOT / "run_jetson.sh", "--help"], env=environment, text=True, capture_output=True)
+    found = run_program("bash", "run_jetson.sh", "--help", env=environment)
     assert found.returncode == 0 and "NODE_RANK" in found.stdout
     assert "usage: bash run_jetson.sh [PRESET]" in found.stdout
     for given, said in (({}, "which rank is this board?"), ({"PYTHON": "no"}, "PYTHON=no has no torch: name")):
-        wrong = subprocess.run(["bash", ROOT / "run_jetson.sh"], env={**environment, **given}, text=True,
-                               capture_output=True)
+        wrong = run_program("bash", "run_jetson.sh", env={**environment, **given})
         assert wrong.returncode and wrong.stderr.startswith("flowspec: " + said) and wrong.stdout == ""
 
 
@@ -279,7 +289,7 @@ def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopb
     runs = [start(rank, *loopback, *ASK, f"output={tmp_path / 'out.json'}") for rank in (2, 0, 1)]
     assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
     assert token_ids(tmp_path / "out.json") == reference()
-    assert "flowspec: waiting for rank " in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+    assert "flowspec: waiting for rank " in printed_by_all(tmp_path)
     assert said(tmp_path, 2).startswith("flowspec: all 3 ranks are here, unencrypted: use only networks that")
 
 
@@ -295,11 +305,11 @@ def test_boards_that_hold_copies_write_the_reference_text(start, saved, tmp_path
     keys = ("pipeline_type=dsi", "replicas=2", "lookahead=2", *ASK, *meet_here(tmp_path))
     runs = [start(rank, f"model_dir={tmp_path / f'board{rank}'}", *keys, f"output={tmp_path / 'answer.json'}")
             for rank in range(3)]
-    assert ends(runs, 60) == [0, 0, 0], [said(tmp_path, rank) for rank in range(3)]
+    assert ends(runs, 60) == [0, 0, 0], last_lines(tmp_path)
     assert token_ids(tmp_path / "answer.json") == reference()
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
+@pytest.mark.parametrize("wrong, message", [
     ("code", ", 127.0.0.1) has other code than rank 0"),
     ("split", ", 127.0.0.1) holds a part of another split than rank 0's"),
     ("keys", ", 127.0.0.1) was started with max_length=77, but rank 0 with 2048"),
@@ -313,7 +323,7 @@ def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback
     runs = [start(0, *loopback, *ASK), start(1, *loopback, *ASK),
             start(2, *loopback, *ASK, *words.get(wrong, []), **more)]
     assert ends(runs) == [2, 2, 2]
-    last = [said(tmp_path, rank) for rank in range(3)]
+    last = last_lines(tmp_path)
     assert last[0] == last[1] == last[2] and last[0].startswith("flowspec: rank 2 (") and message in last[0], last
 
 
@@ -331,9 +341,7 @@ def test_a_board_that_comes_twice_is_reported_and_one_that_never_comes_is_named(
 
 
 def test_rank_0_on_a_board_without_the_masters_address_or_with_a_busy_port_is_reported(start, tmp_path):
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
         runs = [start(0, *ASK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(busy.getsockname()[1]))]
         assert ends(runs) == [2] and "choose another with master=:PORT" in said(tmp_path, 0)
     assert ends([start(0, *ASK, MASTER_ADDR="203.0.113.7")]) == [2]
@@ -386,9 +394,8 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
     assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
-    found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"]
-                    for name in ("out", "alone"))
-    assert found == alone and len(alone) == 1000
+    alone = token_ids(tmp_path / "alone.json")
+    assert token_ids(tmp_path / "out.json") == alone and len(alone) == 1000
     assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
 
 
@@ -427,7 +434,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
         name = f"rank 0 ({socket.gethostname()}, 127.0.0.1)"
         found = f"flowspec: {name} was lost: its board answers, but its program does"
         assert said(tmp_path, rank).startswith(found)
-    assert "\x1b" not in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+    assert "\x1b" not in printed_by_all(tmp_path)
 
 
 def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_screen_unescaped(

@@ -14,16 +14,21 @@ from tests.checkpoints import refused
 WRONG = ("0", "0.0", "-8", "x", "", "8GB", "nan", "8,8", "9999999")
 
 
+def boards_in(folder, text):
+    """What a hosts file with this text names."""
+    (folder / "hosts").write_text(text)
+    return read_hosts(str(folder / "hosts"))
+
+
 def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
-    (tmp_path / "hosts").write_text("# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n")
-    assert read_hosts(str(tmp_path / "hosts")) == [
+    assert boards_in(tmp_path, "# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n") == [
         Line("10.0.0.1"), Line("b1", "me", interface="eth1"), Line("b2", "you", "/f")]
 
 
-@pytest.mark.parametrize(("text", "message"), [
+@pytest.mark.parametrize("text, message", [
     ("b0\n", "names 1 boards: write one line for each rank"),
     ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
-    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"), ("b0\n-b1\n", "line 2 of .* begins with -"),
+    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"), ("b0\n-b1\n", "line 2 of ... begins with -"),
     ("b0\nb1 user=-l\n", "line 2 of"), ("b0\nb1 folder=-x\n", "line 2 of"), ("b0\nb1 user=a user=b\n", "line 2 of"),
     ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
     ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
@@ -32,9 +37,8 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     ("b0\nb1 spare\n", "names 1 boards"), ("b0\nb1\nb2 spare=1,2\n", "spare for rank 2, but lines for ranks 0 to 1"),
 ])
 def test_a_line_that_is_no_board_is_named(tmp_path, text, message):
-    (tmp_path / "hosts").write_text(text)
-    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        read_hosts(str(tmp_path / "hosts"))
+    with refused(*message.split(" ... ")):
+        boards_in(tmp_path, text)
 
 
 def test_spares_stand_behind_the_ranks_and_are_found_by_their_lines(tmp_path, capsys):
@@ -60,7 +64,7 @@ def test_a_hosts_file_of_another_editor_is_read_or_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             read_hosts(str(path))
     for wrong, message in ((tmp_path, "is a folder, a device or a pipe"), (tmp_path / "none", "there is no file")):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             read_hosts(str(wrong))
 
 
@@ -71,7 +75,7 @@ def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
     monkeypatch.setattr("cluster.board.is_here", lambda address: True)
     monkeypatch.setattr("cluster.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
     assert Board(0, "b0", 1, "eth0", 1, ()).listen_address() == "10.0.0.1"
-    with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board, which no other.*eth0 10.0.0.1"):
+    with refused("b0 is 127.0.1.1 on this board, which no other", "eth0 10.0.0.1"):
         Board(0, "b0", 1, "", 1, ()).listen_address()
 
 
@@ -101,35 +105,34 @@ def test_without_a_board_or_in_a_rank_no_others_are_waited_for():
 @pytest.mark.parametrize("key", ["keys", "master"])
 def test_a_key_of_several_hosts_is_refused_where_all_ranks_are_here(key):
     keys = {key: "x"}
-    with pytest.raises(ValueError, match=f"{key}=x is for several hosts, and all ranks are here: add hosts=FILE"):
+    with refused(f"{key}=x is for several hosts, and all ranks are here: add hosts=FILE"):
         find_board(RunConfig(**keys), {})
     assert find_board(RunConfig(**keys), {"RANK": "1"}) is None
 
 
-@pytest.mark.parametrize(("environment", "text", "message"), [
+@pytest.mark.parametrize("environment, text, message", [
     ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
     ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
     ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
-    ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
-    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: choose one"),
+    ({}, "203.0.113.1\n203.0.113.2\n", "no line of ... is this board, which has lo 127.0.0.1"),
+    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in ... are all this machine: choose one"),
     ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
     ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
 ])
 def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(*message.split(" ... ")):
         found(environment, text, tmp_path)
 
 
 def test_a_hosts_file_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "hosts")
-    with pytest.raises(ValueError, match="is a folder, a device or a pipe: write one line for each rank"):
+    with refused("is a folder, a device or a pipe: write one line for each rank"):
         read_hosts(str(tmp_path / "hosts"))
 
 
 def test_a_split_for_boards_goes_by_their_memory_if_all_lines_say_it(tmp_path):
     def stages(text):
-        (tmp_path / "hosts").write_text(text)
-        return stages_for(read_hosts(str(tmp_path / "hosts")), "hosts")
+        return stages_for(boards_in(tmp_path, text), "hosts")
 
     assert stages("b0\nb1\nb2\n") == stages("b0 memory=4\nb1\nb2\n") == "auto:2"
     assert stages("b0\nb1 memory=8\nb2 memory=15.5 user=me\nb3 spare memory=8\n") == "auto:8,15.5"

@@ -1,7 +1,6 @@
 """`model=` names a folder, a GGUF file or a model of the hub, which is fetched once; nothing here asks the network."""
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 from config.presets import ROOT
 from launch.hub import HALF, WANTED, _weights, cached_snapshot, fetch, known_head, words_of
 from tests.checkpoints import refused
+from tests.json_files import load_json
 from tests.saved import here
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -43,6 +43,20 @@ def hub(monkeypatch):
     return asked
 
 
+@pytest.fixture
+def toy(tmp_path):
+    """Keys that name the hub's model."""
+    return {"model": "a/toy", "models": str(tmp_path)}
+
+
+def broken_off(folder):
+    """A folder in which a download has ended too early."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / HALF).touch()
+    return folder
+
+
 def test_a_folder_and_a_file_are_taken_as_they_are(tmp_path, hub):
     (tmp_path / "m.gguf").touch()
     assert words_of({"model": str(tmp_path)}) == [f"base_dir={tmp_path}"]
@@ -50,21 +64,18 @@ def test_a_folder_and_a_file_are_taken_as_they_are(tmp_path, hub):
     assert hub == []
 
 
-def test_a_name_is_fetched_once_and_a_revision_is_asked_for(tmp_path, hub):
-    assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
-    assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
+def test_a_name_is_fetched_once_and_a_revision_is_asked_for(tmp_path, hub, toy):
+    fetched = [f"base_dir={tmp_path / 'a' / 'toy'}"]
+    assert words_of(toy) == words_of(toy) == fetched
     assert hub == [("a/toy", None)] and not (tmp_path / "a" / "toy" / HALF).exists()
-    assert words_of({"model": "a/toy@v1", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
+    assert words_of({**toy, "model": "a/toy@v1"}) == fetched
     assert hub[1:] == [("a/toy", "v1")]
 
 
 def test_a_download_that_broke_off_goes_on(tmp_path, hub):
-    folder = tmp_path / "a" / "toy"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / HALF).touch()
+    folder = broken_off(tmp_path / "a" / "toy")
     assert fetch("a/toy", tmp_path) == folder and hub == [("a/toy", None)]
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    assert load_json(folder / "config.json")["model_type"] == "llama"
 
 
 def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
@@ -76,9 +87,7 @@ def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
 
 
 def test_where_a_download_broke_off_the_mark_is_to_be_deleted_and_with_a_revision_the_folder_named(tmp_path, hub):
-    folder = tmp_path / "b" / "other"
-    folder.mkdir(parents=True)
-    (folder / HALF).touch()
+    folder = broken_off(tmp_path / "b" / "other")
     with refused(f"does where the network allows it, and delete {folder / HALF}"):
         fetch("b/other", tmp_path)
     (folder / HALF).unlink()
@@ -142,10 +151,7 @@ def test_weights_are_fetched_in_one_form():
 
 def test_half_a_download_stays_half_where_the_library_finds_no_hub(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    folder = tmp_path / "b" / "half"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / HALF).touch()
+    folder = broken_off(tmp_path / "b" / "half")
     with refused("): give the same command again, which goes on where it ended, or bring its config.json"):
         fetch("b/half", tmp_path)
     assert (folder / HALF).exists()
@@ -158,18 +164,17 @@ def test_what_is_neither_here_nor_a_name_is_refused(name, hub):
     assert hub == []
 
 
-def test_the_head_that_a_preset_has_is_fetched_too_unless_a_draft_is_named(tmp_path, hub, monkeypatch, capsys):
+def test_the_head_that_a_preset_has_is_fetched_too_unless_a_draft_is_named(hub, toy, monkeypatch, capsys):
     assert known_head("Qwen/Qwen3-4B") == "AngelSlim/Qwen3-4B_eagle3" and known_head("a/toy") == ""
     monkeypatch.setattr("launch.hub.known_head", lambda name: "b/head")
-    assert len(words_of({"model": "a/toy", "models": str(tmp_path)})) == 1
+    assert len(words_of(toy)) == 1
     assert "b/head cannot be fetched (Cannot reach the hub)" in capsys.readouterr().err
-    words_of({"model": "a/toy", "models": str(tmp_path), "draft": "suffix"})
+    words_of({**toy, "draft": "suffix"})
     assert [name for name, _ in hub] == ["a/toy", "b/head"]
 
 
-def test_a_run_takes_it(tmp_path, hub, capsys):
+def test_a_run_takes_it(tmp_path, hub, capsys, error_of):
     words = ("prompt=hello", "max_new_tokens=8", "stages=0+4+4", f"models={tmp_path}")
     assert here("model=a/toy", *words) == 0
     assert "tokens                8" in capsys.readouterr().out
-    assert here("model=b/none", *words) == 2
-    assert "b/none cannot be fetched" in capsys.readouterr().err
+    assert "b/none cannot be fetched" in error_of(here, "model=b/none", *words)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
 
@@ -18,14 +17,11 @@ from pipeline.concurrent import concurrent
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
-from pipeline.trace import OFF
 from scripts import bench
-from sim.clock import VirtualClock
-from sim.cluster import Cluster
-from sim.stages import Work
 from tests.checkpoints import refused
+from tests.json_files import load_json, load_json_lines, save_json_lines
 from tests.saved import here
-from tests.test_virtual import PLAIN, paths
+from tests.test_virtual import cluster
 from tests.tiny import TINY, TREE, pipeline
 
 PROMPTS = [[5, 17, 40], [8, 1, 33, 2], [2, 31], [7, 7, 19, 44], [30, 21]]
@@ -69,7 +65,7 @@ def test_coroutines_that_are_given_up_or_fail_leave_nothing_under_way():
         assert next(works) in TEXTS and under_way
         works.close()
         assert not under_way and not decoder.running
-        with pytest.raises(ValueError, match="of its own"):
+        with refused("of its own"):
             list(concurrent([coroutine(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
         assert not under_way and not decoder.running
         assert decoder.complete(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
@@ -77,10 +73,7 @@ def test_coroutines_that_are_given_up_or_fail_leave_nothing_under_way():
 
 def virtual(places: int = 4) -> Decoder:
     """Plain decoding over two stages of 4 ms on a virtual clock, with wires of 1 ms: 11 ms a token."""
-    clock = VirtualClock()
-    work = Work(lambda rows, text: 0.004, layers=4)
-    [link] = Cluster(PLAIN, clock, [[work, work]],
-                     paths(), [OFF] * 3).links
+    link, clock = cluster()
     ring = Ring(link, TINY.lm_head, 3, clock=clock)
     return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, PipelineLimits(200, places))
 
@@ -167,22 +160,21 @@ def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path
 
 
 @pytest.mark.parametrize("words, message", [
-    (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
-    (["methods=ar,dsi"], "dsi is unknown, or needs a pipeline of its own"), (["rates="], "there is no load to measure"),
-    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=")])
-def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, message, capsys):
-    assert bench.main(["load", *small, *words]) == 2
-    assert message in capsys.readouterr().err
+    ("rates=0", "rates=0: 0 is not possible"), ("at_once=1.5", "1.5 is not possible"),
+    ("methods=ar,dsi", "dsi is unknown, or needs a pipeline of its own"), ("rates=", "there is no load to measure"),
+    ("profile=none time=real", "name a cluster"), ("temperature=1", "write temperatures=")])
+def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, message, error_of):
+    assert message in error_of(bench.main, ["load", *small, *words.split()])
 
 
 def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tmp_path, capsys):
-    (tmp_path / "asked").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    save_json_lines(tmp_path / "asked", QUESTIONS)
     kept = []
     for requests_ in (1, 3):
         out = tmp_path / f"out{requests_}"
         words = (f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=8", f"output={out}")
         assert here(*words, f"max_requests={requests_}", f"question_file={tmp_path / 'asked'}") == 0
-        kept.append(json.loads(out.read_text()))
+        kept.append(load_json(out))
     alone, together = kept
     assert [(entry["question_id"], entry["turn"]) for entry in together] == [(3, 0),
                                                                              (3, 1), (5, 0), (4, 0), (4, 1)]
@@ -194,8 +186,7 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
 
 
 def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_one(saved, tmp_path, monkeypatch):
-    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""})
-                                                   for each in QUESTIONS))
+    save_json_lines(tmp_path / "talk.jsonl", ({**each, "category": ""} for each in QUESTIONS))
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
     fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "link=threads", "dtype=float64",
              "ignore_eos=true", "init_total_token=8", "width=3", "methods=naive,ar", "sets=talk", "temperatures=1",
@@ -204,8 +195,7 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
     for places in (1, 2):
         folder = tmp_path / f"at_once_{places}"
         assert evaluate("emulated", [f"results={folder}", f"concurrency={places}", *fixed]) == 0
-        lines = [json.loads(line) for path in sorted(folder.glob("answers/*/*.jsonl"))
-                 for line in path.read_text().splitlines()]
+        lines = [line for path in sorted(folder.glob("answers/*/*.jsonl")) for line in load_json_lines(path)]
         texts.append({(line["method"], line["question_id"]): line["token_ids"] for line in lines})
         assert {line["same_as_ar"] for line in lines if line["method"] == "naive"} == {True}
         assert all(("span" in line) == (places > 1) for line in lines)
@@ -218,6 +208,5 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
     assert total_speed(own) == pytest.approx(5 * 6 / seconds) and report(folder)
 
 
-def test_an_evaluation_whose_keys_disagree_is_refused(tmp_path, capsys):
-    assert evaluate("emulated", ["max_requests=3", f"results={tmp_path / 'x'}"]) == 2
-    assert "write concurrency=3" in capsys.readouterr().err
+def test_an_evaluation_whose_keys_disagree_is_refused(tmp_path, error_of):
+    assert "write concurrency=3" in error_of(evaluate, "emulated", ["max_requests=3", f"results={tmp_path / 'x'}"])

@@ -7,10 +7,11 @@ import torch
 from model.sample import Sampler, logprobs
 from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
+from tests.saved import PROMPT as SHORT_PROMPT
 from tests.test_replicas import replicas
 from tests.tiny import CONFIG, TINY, pipeline
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 30, 2, 14, 6, 22, 1, 35, 8, 19, 27, 50, 4, 33]
+PROMPT = [*SHORT_PROMPT, *range(20, 27)]
 MOST = 3
 
 
@@ -30,6 +31,13 @@ def compare(message, rows_TV, tokens):
         torch.testing.assert_close(torch.tensor(said), torch.tensor(expected))
 
 
+def compare_all(answer, echo):
+    """What an answer says of its own tokens, and with `echo` of those of its prompt."""
+    rows_TV = whole(PROMPT + answer.token_ids)
+    compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
+    compare(answer.prompt_logprobs, rows_TV, PROMPT[1:] if echo else [])
+
+
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prompt(strategy):
     with pipeline(TINY, 2, strategy, None if strategy == "autoregressive" else TINY.eagle()) as decoder:
@@ -37,9 +45,7 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
         sampler = Sampler(0.9, seed=3)
         for echo in (True, False, True):
             answer = decoder.complete(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))
-            rows_TV = whole(PROMPT + answer.token_ids)
-            compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
-            compare(answer.prompt_logprobs, rows_TV, PROMPT[1:] if echo else [])
+            compare_all(answer, echo)
             assert bool(answer.reused_tokens) != echo
         silent = decoder.complete(Request(PROMPT, sampler, 12))
         assert silent.token_ids == answer.token_ids and silent.logprobs == []
@@ -49,9 +55,7 @@ def test_replicas_tell_the_same():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
         answer = decoder.complete(Request(PROMPT, Sampler(0.9, seed=3),
                                           20, likeliest=MOST, echo=True))
-    rows_TV = whole(PROMPT + answer.token_ids)
-    compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
-    compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
+    compare_all(answer, echo=True)
 
 
 def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():

@@ -30,7 +30,7 @@ TYPICAL_CASES = [  # the target's law, the guesses, the accepted one
     ([0.91, 0.09], [1], None), ([0.9, 0.1], [1], 1)]  # around epsilon
 
 
-@pytest.mark.parametrize(("law", "guesses", "accepted"), TYPICAL_CASES)
+@pytest.mark.parametrize("law, guesses, accepted", TYPICAL_CASES)
 def test_the_likeliest_typical_guess_is_accepted_for_certain(law, guesses, accepted):
     law_V = np.array(law)
     entropy = -sum(share * math.log(share) for share in law if share)

@@ -15,7 +15,8 @@ from pipeline.answers import Request
 from tests.test_prunes import delaying, losing
 from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
 
-BEGINNINGS = [[], [5, 17, 40, 3, 28, 11], [5, 17, 40, 3, 28, 11, 9, 9, 21, 4]]
+TEXT = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
+BEGINNINGS = [[], TEXT[:6], TEXT[:10]]
 SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8),
            "some lost": losing(0.5, seed=8),
            "late": delaying(6, seed=9)}
@@ -134,11 +135,11 @@ def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
         assert reused(second) == 0
 
 
-@pytest.mark.parametrize("names", [("eagle",), ("eagle3", "suffix"), ("twin",)])
+@pytest.mark.parametrize("names", ["eagle", "eagle3+suffix", "twin"])
 def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(names, monkeypatch):
     monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
-    text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
-    with pipeline(TINY, 3, "streaming", TINY.mixture(*names), replace(TREE, plain_seconds=1e-12)) as decoder:
+    text = TEXT
+    with pipeline(TINY, 3, "streaming", TINY.mixture(*names.split("+")), replace(TREE, plain_seconds=1e-12)) as decoder:
         decoder.reuses_texts = True
         for turn in range(3):
             answer = decoder.complete(Request(text, Sampler(), 40))
@@ -148,12 +149,12 @@ def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-@pytest.mark.parametrize("strategy, names", [("streaming", ("eagle", "suffix")), ("serial", ("twin",)),
-                                             ("autoregressive", ("suffix",))])
+@pytest.mark.parametrize("strategy, names", [("streaming", "eagle+suffix"), ("serial", "twin"),
+                                             ("autoregressive", "suffix")])
 def test_the_next_turn_of_a_conversation_begins_behind_all_that_was_said(strategy, names, spoil):
-    with pipeline(TINY, 3, strategy, TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
+    with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+")), wrap=SPOILED[spoil]) as decoder:
         decoder.max_running, decoder.reuses_texts = 2, True
-        text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
+        text = [*TEXT]
         for turn in range(3):
             text += [turn, 33]
             said = len(text)

@@ -19,7 +19,8 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
 from pipeline.trace import OFF
 from tests.checkpoints import refused
-from tests.saved import here, models
+from tests.saved import here, models, ranks_of
+from tests.tiny import admit_text
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def parts(saved):
-    return [Part(saved / "0+2+2" / f"stage_{rank}") for rank in range(3)]
+    return ranks_of(saved / "0+2+2")
 
 
 def held(module):
@@ -40,13 +41,18 @@ def held(module):
 
 def filled(cache):
     """The cache with a text in every slot."""
-    nodes = list(range(cache.capacity))
-    cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
+    admit_text(cache, cache.capacity)
     return cache
 
 
 def total(config, parts):
     return sum(need(RankSpec(config, part)).total for part in parts)
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """Says how many bytes are free."""
+    return lambda num_bytes: monkeypatch.setattr(memory, "free", lambda device: num_bytes)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -107,10 +113,9 @@ def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(par
     assert need(RankSpec(three, parts[1])).cache == sum(filled(cache).bytes for cache in caches)
 
 
-def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):
+def test_fewer_requests_at_once_are_advised_where_they_fit(parts, leaving):
     many, five = (RunConfig(dtype="float32", max_requests=count) for count in (40, 5))
-    left = total(five, parts)
-    monkeypatch.setattr(memory, "free", lambda device: left)
+    leaving(total(five, parts))
     with refused("GB free: give max_requests=5 or less, or end other programs"):
         check(many, parts, parts)
     check(five, parts, parts)
@@ -124,10 +129,10 @@ def check(config, parts, mine):
     check_memory(specs, specs[:len(mine)])
 
 
-def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, monkeypatch):
+def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, leaving):
     config = RunConfig(dtype="float32", max_length=8000)
     left = total(RunConfig(dtype="float32", max_length=1000), parts)
-    monkeypatch.setattr(memory, "free", lambda device: left)
+    leaving(left)
     stated = together(need(RankSpec(config, part)) for part in parts)
     with refused(f"ranks 0, 1, 2 need {stated} of memory on cpu, which has {left / 1e9:.2f} GB free: "
                  "give max_length=1000 or less"):
@@ -137,23 +142,23 @@ def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, mon
         check(RunConfig(dtype="float32", max_length=1001), parts, parts)
 
 
-def test_ranks_of_one_machine_share_its_memory(parts, monkeypatch):
+def test_ranks_of_one_machine_share_its_memory(parts, leaving):
     config = RunConfig(dtype="float32")
-    monkeypatch.setattr(memory, "free", lambda device: total(config, parts) - 1)
+    leaving(total(config, parts) - 1)
     with refused("max_length"):
         check(config, parts, parts[:1])
     check(config, parts[:2], parts[:1])
 
 
-def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch):
+def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch, leaving):
     config, short = RunConfig(dtype="float64"), {"max_length": memory.SHORTEST}
-    monkeypatch.setattr(memory, "free", lambda device: total(RunConfig(dtype="float64", **short), parts) - 1)
+    leaving(total(RunConfig(dtype="float64", **short), parts) - 1)
     monkeypatch.setattr(memory, "SMALLER_WEIGHTS", ({"dtype": "bfloat16", **short},))
     with refused("GB free: give dtype=bfloat16"):
         check(config, parts, parts)
 
 
-def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch):
+def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch, leaving):
     config = RunConfig(dtype="float32")
     monkeypatch.setattr(memory, "SMALLER_WEIGHTS", ())
     monkeypatch.setattr(memory, "need", lambda spec: Need(200, 0, 100))
@@ -161,16 +166,15 @@ def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch)
             (parts, 500, "spread the ranks over more devices, split the model into more stages, or free memory"),
             ([*parts[:1], *parts[1:] * 20], 500, f"ranks 0{', 1, 2' * 3}, 1 and 33 more need"),
             (parts[1:2], 150, "split the model into more stages")):
-        monkeypatch.setattr(memory, "free", lambda device, left=left: left)
+        leaving(left)
         with refused(advice):
             check(config, ranks, ranks)
 
 
-def test_it_is_refused_before_a_weight_is_read(saved, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "free", lambda device: 1_000_000)
+def test_it_is_refused_before_a_weight_is_read(saved, monkeypatch, leaving, error_of):
+    leaving(1_000_000)
     monkeypatch.setattr(Checkpoint, "read", lambda self, name: pytest.fail(f"{name} was read"))
-    assert here(f"model_dir={saved / '0+2+2'}", "prompt_ids=1,2,3") == 2
-    said = capsys.readouterr().err
+    said = error_of(here, f"model_dir={saved / '0+2+2'}", "prompt_ids=1,2,3")
     assert re.fullmatch(r"flowspec: ranks 0, 1, 2 need [\d.]+ GB .* which has 0.00 GB free: .*\n", said)
 
 
@@ -180,9 +184,15 @@ def test_with_debug_every_rank_states_its_need(saved, capsys):
     assert [line.split(" needs ")[0] for line in lines if " needs " in line] == ["rank 0", "rank 1", "rank 2"]
 
 
-def test_all_ranks_are_of_this_machine_unless_it_is_a_board(monkeypatch):
+@pytest.fixture
+def no_rank(monkeypatch):
+    """As where nothing has started this process as a rank."""
     for name in ("RANK", RENDEZVOUS):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_rank")
+def test_all_ranks_are_of_this_machine_unless_it_is_a_board(monkeypatch):
     assert local_ranks(5) == range(5)
     monkeypatch.setenv("RANK", "3")
     assert local_ranks(5) == range(3, 4)
@@ -190,11 +200,10 @@ def test_all_ranks_are_of_this_machine_unless_it_is_a_board(monkeypatch):
     assert local_ranks(5) == range(5)
 
 
+@pytest.mark.usefixtures("no_rank")
 @pytest.mark.parametrize("words, threads", [({}, 4),
                                             ({"RANK": "1"}, 12), ({"RANK": "1", RENDEZVOUS: "/tmp"}, 4)])
 def test_the_ranks_of_a_machine_share_its_cores(words, threads, saved, monkeypatch):
-    for name in ("RANK", RENDEZVOUS):
-        monkeypatch.delenv(name, raising=False)
     for name, value in words.items():
         monkeypatch.setenv(name, value)
     chosen = []

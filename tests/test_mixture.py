@@ -17,6 +17,7 @@ from model.drafts.network import TreeDraft, at_once
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from model.tree import TokenTree, verify
+from tests.tiny import digits
 
 VOCAB = 7
 PROMPT = [3, 1, 4]
@@ -119,6 +120,26 @@ def best(table, text, limit, growth):
     return found - {tuple(text)}
 
 
+def anywhere(nodes, width=3):
+    """A growth without levels."""
+    return Growth(nodes, 99, width, anywhere=True)
+
+
+def guessed_tokens(tree):
+    """Those of the guesses behind the tip."""
+    return {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
+
+
+def settle_a_miss(tree):
+    """Let the text go on with a token that nobody has guessed."""
+    tree.settle(min({*range(VOCAB)} - guessed_tokens(tree)))
+
+
+def settle_the_likeliest(tree):
+    likeliest = max(tree.nodes[tree.tip].children.values(), key=lambda child: tree.nodes[child].score)
+    tree.settle(tree.nodes[likeliest].token)
+
+
 GROWTHS = st.builds(Growth, nodes=st.integers(1, 40),
                     depth=st.just(99), width=st.integers(1, VOCAB),
                     least_score=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
@@ -138,7 +159,7 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
 def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_stand(seed):
     table = Table(seed)
     tree = TokenTree(PROMPT, LIMIT)
-    growth = Growth(60, 99, 3, anywhere=True)
+    growth = anywhere(60)
     draft, depths = Mixture([table]), []
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     while True:
@@ -152,8 +173,7 @@ def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_
     assert max(map(len, depths)) > 1, "no level had nodes of several depths"
 
 
-@pytest.mark.parametrize("growth", [Growth(12, 99, 3, anywhere=True),
-                                    Growth(30, 99, 4, anywhere=True)])
+@pytest.mark.parametrize("growth", [anywhere(12), anywhere(30, 4)])
 @pytest.mark.parametrize("seed", range(4))
 def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed, growth):
     table, tree = Table(seed), TokenTree(PROMPT, LIMIT)
@@ -163,9 +183,7 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
         grown(draft, tree, growth)
         dropped = best(table, tree.tokens, LIMIT,
                        Growth(1000, 99, growth.width, least_score=-7)) - paths(tree)
-        follower = max(tree.nodes[tree.tip].children.values(),
-                       key=lambda child: tree.nodes[child].score)
-        tree.settle(tree.nodes[follower].token)
+        settle_the_likeliest(tree)
         grown(draft, tree, growth)
         assert paths(tree) == best(table, tree.tokens, LIMIT, growth)
         back += len(dropped & paths(tree))
@@ -189,8 +207,7 @@ def written(draft, table, tree, growth, sampler=Sampler()):
 def test_nothing_is_read_twice_unless_a_network_restarts(seed):
     table, sampler = Table(seed), Sampler(1.0, seed=seed)
     draft, restarts, last = Mixture([table]), 0, table.seen
-    for _ in written(draft, Table(seed + 1), TokenTree(PROMPT, 30),
-                     Growth(20, 99, 3, anywhere=True), sampler):
+    for _ in written(draft, Table(seed + 1), TokenTree(PROMPT, 30), anywhere(20), sampler):
         assert len(table.seen) == len(set(table.seen))
         restarts += table.seen is not last
         last = table.seen
@@ -200,12 +217,10 @@ def test_nothing_is_read_twice_unless_a_network_restarts(seed):
 @pytest.mark.parametrize("drifts", [False, True])
 def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_miss(drifts):
     table, tree = Table(), TokenTree(PROMPT, LIMIT)
-    draft, growth = Mixture([table]), Growth(20, 99, 3, anywhere=True)
+    draft, growth = Mixture([table]), anywhere(20)
     table.drifts = drifts
     grown(draft, tree, growth)
-    guess = max(tree.nodes[tree.tip].children.values(),
-                key=lambda child: tree.nodes[child].score)
-    tree.settle(tree.nodes[guess].token)
+    settle_the_likeliest(tree)
     draft.refresh()
     at_once(draft.grow(tree, growth))
     assert (table.seen == [tree.tip]) == drifts
@@ -214,10 +229,9 @@ def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_
 def test_a_miss_begins_at_the_tip():
     table, tree = Table(), TokenTree(PROMPT, LIMIT)
     draft = Mixture([table], Suffix())
-    growth = Growth(9, 99, 3, anywhere=True)
+    growth = anywhere(9)
     grown(draft, tree, growth)
-    guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
-    tree.settle(next(token for token in range(VOCAB) if token not in guessed))
+    settle_a_miss(tree)
     assert not tree.live
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     likeliest = table.after(tree.tokens).topk(3).indices.tolist()
@@ -228,12 +242,11 @@ def test_a_miss_begins_at_the_tip():
 @pytest.mark.parametrize("capacity", range(4, 12))
 def test_a_full_cache_ends_growth_and_begins_again_after_a_miss(capacity):
     table, tree = Table(capacity=capacity), TokenTree(PROMPT, LIMIT)
-    draft, growth = Mixture([table]), Growth(30, 99, 3, anywhere=True)
+    draft, growth = Mixture([table]), anywhere(30)
     grown(draft, tree, growth)
     assert len(table.seen) == capacity - len(PROMPT) + 1 and table.cache.room == 0
     while len(tree.trunk) < capacity:
-        guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
-        tree.settle(next(token for token in range(VOCAB) if token not in guessed))
+        settle_a_miss(tree)
         grown(draft, tree, growth)
         assert table.seen[0] == tree.tip
         assert len(table.seen) == capacity - len(tree.trunk) + 1
@@ -247,8 +260,7 @@ SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2),
 def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_target_are_one(unlearning, sampler):
     table, tree = Table(), TokenTree(PROMPT, 24)
     read = 0
-    for _ in written(Mixture([table]), table, tree,
-                     Growth(20, 99, 3, anywhere=True), sampler):
+    for _ in written(Mixture([table]), table, tree, anywhere(20), sampler):
         for node in tree.nodes:
             children = tree.nodes[node].children
             if children and (node in tree.live or node == tree.tip):
@@ -266,7 +278,7 @@ def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
     tree = TokenTree([1, 2, 6, 1], 9)  # the suffix 1 was followed by 2
     draft = Mixture([left, right], Suffix())
     draft.begin(sampler)
-    at_once(draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True)))
+    at_once(draft.grow(tree, anywhere(9, VOCAB)))
     proposers = {tree.nodes[node].token: set(tree.nodes[node].proposals)
                  for node in tree.live}
     known = {1: {"left"}, 2: {"left", "right", "suffix"}, 5: {"right"}}
@@ -275,18 +287,18 @@ def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
 
 def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
     draft = Mixture([], Suffix())
-    growth = Growth(30, 99, 2, anywhere=True)
+    growth = anywhere(30, 2)
     assert not grown(draft, TokenTree([1, 2, 3], 99), growth).live
     draft.reset()
-    tree = grown(draft, TokenTree([9, 1, 2, 3, 1, 2, 3], 20), growth)
-    assert (9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3) in paths(tree)
+    tree = grown(draft, TokenTree(digits("9123123"), 20), growth)
+    assert tuple(digits("9123123123123")) in paths(tree)
     assert {tuple(tree.nodes[node].proposals) for node in tree.live} == {("suffix",)}
     assert max(tree.nodes[node].pos for node in tree.live) == 19, "a certain path ends at the limit alone"
 
 
 def test_a_request_that_is_over_leaves_no_guess():
-    sampler, growth = Sampler(1.0, seed=5), Growth(20, 99, 3, anywhere=True)
-    again, other = [1, 2, 3, 4, 5, 1, 2, 3], [6, 2, 3]  # 2 3 of the second text occurs only in the first
+    sampler, growth = Sampler(1.0, seed=5), anywhere(20)
+    again, other = digits("12345123"), [6, 2, 3]  # 2 3 of the second text occurs only in the first
     used = Mixture([Table()], Suffix())
     fresh = Mixture([Table()], Suffix())
     used.begin(sampler)
@@ -303,7 +315,7 @@ def test_a_request_that_is_over_leaves_no_guess():
 @pytest.mark.parametrize("sources", ["table", "suffix", "both"])
 def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_full(sources):
     draft = Mixture([] if sources == "suffix" else [Table()], None if sources == "table" else Suffix())
-    growth = Growth(40, 99, 3, anywhere=True)
+    growth = anywhere(40)
     text = [2, 5] * 12
     for limit in range(len(text), len(text) + 4):
         tree = grown(draft, TokenTree(text, limit), growth)
@@ -315,7 +327,7 @@ def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_ful
 def test_no_guess_is_made_where_none_are_wished():
     draft = Mixture([Table()], Suffix())
     tree = TokenTree([2, 5] * 12, LIMIT)
-    assert not at_once(draft.grow(tree, Growth(0, 99, 3, anywhere=True)))
+    assert not at_once(draft.grow(tree, anywhere(0)))
     assert not tree.live
 
 

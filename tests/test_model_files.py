@@ -19,18 +19,17 @@ from safetensors.torch import load_file, save_file
 
 from config.schema.fields import CONFIG, GENERATION, ROPE, read_config
 from config.schema.untrusted import read_json, short_repr, stays_inside
-from launch.split.write import split
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import check_model, plan_stages
 from split_and_save_models import main
-from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
+from tests.checkpoints import refused, same, save_head, save_llama, split_quietly, tensors_of
+from tests.json_files import change_json, json_values, load_json, save_json
+from tests.test_families import LLAMA3
 
 DEEP = 20_000
 NESTED = {"a list": "[" * DEEP + "]" * DEEP, "an object": '{"a":' * DEEP + "1" + "}" * DEEP,
           "a list that the parser takes": "[" * 100 + "]" * 100}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 40}
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 
@@ -49,8 +48,9 @@ def model(models, tmp_path) -> Path:
     return Path(shutil.copytree(models / "whole", tmp_path / "model"))
 
 
-def change(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+@pytest.fixture
+def sharded(models, tmp_path) -> Path:
+    return Path(shutil.copytree(models / "shards", tmp_path / "sharded"))
 
 
 # config.json and generation_config.json
@@ -85,13 +85,13 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
     before = path.read_text()
     for fields, sentence in WRONG:
         path.write_text(before)
-        change(path, **fields)
+        change_json(path, **fields)
         with refused(sentence) as found:
             Checkpoint(tmp_path / "it")
-        assert str(path) in str(found.value) and str(found.value).isprintable(), fields
+        assert str(path) in str(found.value), fields
 
 
-@pytest.mark.parametrize(("fields", "sentence"), [
+@pytest.mark.parametrize("fields, sentence", [
     ({"num_key_value_heads": 4, "num_attention_heads": 6, "head_dim": 4}, "is not a multiple of num_key_value_heads=4"),
     ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
      "hidden_size=16, which is not a multiple of num_attention_heads=5"),
@@ -101,41 +101,38 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
     ({"rope_parameters": {"rope_type": "linear"}, "factor": "8"}, "does not give factor"),
 ])
 def test_fields_that_do_not_go_together_are_refused_with_the_folder(model, fields, sentence):
-    change(model / "config.json", **fields)
+    change_json(model / "config.json", **fields)
     with refused(sentence) as found:
         check_model(Checkpoint(model))
     assert str(found.value).startswith(str(model))
 
 
 def test_fields_at_the_edge_of_what_is_sound_are_taken(model):
-    change(model / "config.json", eos_token_id=[2, 3], sliding_window=None, rope_scaling=None, num_key_value_heads=None,
-           rope_theta=1, rms_norm_eps=1, anything={"at": ["all"]})
+    change_json(model / "config.json", eos_token_id=[2, 3], sliding_window=None, rope_scaling=None,
+                num_key_value_heads=None, rope_theta=1, rms_norm_eps=1, anything={"at": ["all"]})
     check_model(Checkpoint(model))
-    change(model / "config.json", rope_scaling={}, eos_token_id=None)
+    change_json(model / "config.json", rope_scaling={}, eos_token_id=None)
     check_model(Checkpoint(model))
 
 
 @pytest.mark.parametrize("ends", [[[2]], "2", -1])
 def test_end_tokens_of_generation_config_are_checked_too(model, ends):
-    change(model / "generation_config.json", eos_token_id=ends)
+    change_json(model / "generation_config.json", eos_token_id=ends)
     with refused(f"generation_config.json says eos_token_id={ends!r}"):
         Checkpoint(model)
 
 
 def test_layers_without_end_are_refused_at_once(model):
     for layers, sentence in ((10 ** 12, "num_hidden_layers=1000000000000"), (60_000, "lacks model.layers.3.")):
-        change(model / "config.json", num_hidden_layers=layers)
+        change_json(model / "config.json", num_hidden_layers=layers)
         for stages in ("4", "auto:4", "60000"):
             with refused(sentence):
                 plan_stages(stages, Checkpoint(model))
         with refused(sentence):
-            split(model, model / "split", "4", progress=False)
+            split_quietly(model, model / "split", "4")
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["llama", "linear", 1, 16]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(ROPE)), inner, max_size=4),
-    max_leaves=6)
+VALUES = json_values(st.text() | st.sampled_from(["llama", "linear", 1, 16]), keys=st.sampled_from(sorted(ROPE)))
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*CONFIG, "quantization_config", "hidden_act"})),
@@ -144,7 +141,7 @@ def test_any_config_is_read_or_refused_in_one_sentence(tmp_path_factory, fields)
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 40,
              "intermediate_size": 24, "rms_norm_eps": 1e-6}
     folder = tmp_path_factory.getbasetemp()
-    (folder / "config.json").write_text(json.dumps({**sizes, **fields}))
+    save_json(folder / "config.json", {**sizes, **fields})
     try:
         LlamaConfig.read(read_config(folder))
     except ValueError as error:
@@ -169,7 +166,7 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
         Checkpoint(folder)
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
+@pytest.mark.parametrize("content, sentence", [
     (b"\xff\xfe{\x00}\x00", "is not UTF-8 (invalid start byte at byte 0): copy it again"),
     (b'{"a": 1', "is not JSON"), (b"", "is not JSON"),
     (b"null", "is not a JSON object"), (b'"text"', "is not a JSON object"),
@@ -205,24 +202,21 @@ OUTSIDE = ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..", "", "
 
 
 @pytest.mark.parametrize("shard", OUTSIDE, ids=repr)
-def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tmp_path, shard):
-    folder = Path(shutil.copytree(models / "shards", tmp_path / "model"))
+def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, sharded, tmp_path, shard):
     shutil.copytree(models / "whole", tmp_path / "other")
-    index = folder / "model.safetensors.index.json"
-    places = json.loads(index.read_text())["weight_map"]
-    change(index, weight_map={**places, "lm_head.weight": shard})
-    with refused("which is not a file of its folder; take a model that you trust") as found:
-        split(folder, tmp_path / "split", "1", progress=False)
-    assert str(found.value).isprintable()
+    index = sharded / "model.safetensors.index.json"
+    places = load_json(index)["weight_map"]
+    change_json(index, weight_map={**places, "lm_head.weight": shard})
+    with refused("which is not a file of its folder; take a model that you trust"):
+        split_quietly(sharded, tmp_path / "split", "1")
     assert not (tmp_path / "split").exists() and not stays_inside(shard)
 
 
 @pytest.mark.parametrize("places", [[], {}, None, "model.safetensors"])
-def test_an_index_without_a_weight_map_is_refused(models, tmp_path, places):
-    folder = Path(shutil.copytree(models / "shards", tmp_path / "model"))
-    change(folder / "model.safetensors.index.json", weight_map=places)
+def test_an_index_without_a_weight_map_is_refused(sharded, places):
+    change_json(sharded / "model.safetensors.index.json", weight_map=places)
     with refused("has no weight_map from tensors to files"):
-        Checkpoint(folder)
+        Checkpoint(sharded)
 
 
 def test_a_cache_of_links_is_read_and_a_shard_may_stand_in_a_folder_below(models, tmp_path):
@@ -236,9 +230,9 @@ def test_a_cache_of_links_is_read_and_a_shard_may_stand_in_a_folder_below(models
     assert same(tensors_of(Checkpoint(snapshot)), tensors_of(whole))
     shutil.copytree(models / "shards", tmp_path / "below" / "a")
     shutil.copy(models / "shards" / "config.json", tmp_path / "below")
-    places = json.loads((tmp_path / "below" / "a" / "model.safetensors.index.json").read_text())["weight_map"]
-    (tmp_path / "below" / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {name: f"a/{shard}" for name, shard in places.items()}}))
+    places = load_json(tmp_path / "below" / "a" / "model.safetensors.index.json")["weight_map"]
+    save_json(tmp_path / "below" / "model.safetensors.index.json",
+              {"weight_map": {name: f"a/{shard}" for name, shard in places.items()}})
     assert same(tensors_of(Checkpoint(tmp_path / "below")), tensors_of(whole))
 
 
@@ -247,9 +241,8 @@ def test_a_tensor_whose_name_a_terminal_would_obey_is_refused(model, name):
     tensors = {**load_file(model / "model.safetensors"), "\x1b]0;owned\x07": torch.zeros(1)}
     (model / "model.safetensors").unlink()
     save_file(tensors, model / name) if name.endswith("safetensors") else torch.save(tensors, model / name)
-    with refused(r"'\x1b]0;owned\x07'") as found:
+    with refused(r"'\x1b]0;owned\x07'"):
         Checkpoint(model)
-    assert str(found.value).isprintable()
 
 
 # The header of a safetensors file
@@ -277,9 +270,9 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> di
 ], ids=str)
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(model, header):
     write_header(model / "model.safetensors", header)
-    with pytest.raises(ValueError, match="copy or download it again") as found:
+    with refused("copy or download it again") as found:
         Checkpoint(model)
-    assert str(found.value).isprintable() and str(model / "model.safetensors") in str(found.value)
+    assert str(model / "model.safetensors") in str(found.value)
 
 
 def test_a_sound_header_is_taken_in_any_order_with_tensors_of_no_bytes(model):
@@ -317,7 +310,7 @@ def test_a_type_that_no_weight_of_a_head_has_is_refused_by_the_split(models, tmp
     tensors = torch.load(folder / "pytorch_model.bin")
     torch.save({**tensors, "fc.weight": tensors["fc.weight"].to(torch.int32)}, folder / "pytorch_model.bin")
     with refused("fc.weight in"):
-        split(models / "whole", tmp_path / "split", "1", folder, progress=False)
+        split_quietly(models / "whole", tmp_path / "split", "1", folder)
     assert not (tmp_path / "split").exists()
 
 
@@ -346,12 +339,11 @@ JUNK = {"nothing": b"", "text": b"junk" * 99, "a zip without sense": b"PK\x03\x0
 @pytest.mark.parametrize("what", JUNK)
 def test_a_bin_file_of_junk_is_refused(folder, what):
     (folder / "pytorch_model.bin").write_bytes(JUNK[what])
-    with refused("pytorch_model.bin cannot be read") as found:
+    with refused("pytorch_model.bin cannot be read"):
         Checkpoint(folder)
-    assert str(found.value).isprintable()
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
+@pytest.mark.parametrize("content, sentence", [
     ([torch.zeros(2)], "holds a list instead of tensors with names"), (torch.zeros(2), "holds a Tensor instead"),
     ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
     ({3: torch.zeros(2)}, "holds 3 in an unsupported form"),
@@ -377,10 +369,9 @@ def test_no_bin_file_is_executed_and_a_torch_that_would_is_not_asked(folder, mon
     assert not (folder / "done").exists()
 
 
-def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
-    change(model / "config.json", hidden_size=192.5)
-    assert main([str(model), str(tmp_path / "split"), "--stages", "1"]) == 2
-    printed = capsys.readouterr().err
+def test_the_command_tells_it_in_one_sentence(model, tmp_path, error_of):
+    change_json(model / "config.json", hidden_size=192.5)
+    printed = error_of(main, [str(model), str(tmp_path / "split"), "--stages", "1"])
     assert "says hidden_size=192.5, which should be a whole number" in printed and printed.count("\n") == 1
     assert set(GENERATION) <= set(CONFIG)
 
@@ -391,7 +382,7 @@ def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
 def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
     with refused("is only a Git LFS pointer to the file: type git lfs pull there"):
-        split(model, tmp_path / "split", "1", progress=False)
+        split_quietly(model, tmp_path / "split", "1")
 
 
 HEADS = {  # a head given in the wrong place, or one that does not match, and the error message
@@ -407,13 +398,13 @@ def test_a_head_in_the_place_of_a_model_or_of_another_model_is_refused(models, t
     save_head(tmp_path / "own", **sizes)
     named = (tmp_path / "own", None) if is_model else (models / "whole", tmp_path / "own")
     with refused(said):
-        split(named[0], tmp_path / "split", "1", named[1], progress=False)
+        split_quietly(named[0], tmp_path / "split", "1", named[1])
     assert not (tmp_path / "split").exists()
 
 
 def test_a_model_in_the_place_of_a_head_is_refused(models, tmp_path):
     with refused("is not an EAGLE draft head (it has no fc.weight)"):
-        split(models / "whole", tmp_path / "split", "1", models / "whole", progress=False)
+        split_quietly(models / "whole", tmp_path / "split", "1", models / "whole")
 
 
 ROTARY = {  # kinds of rotary positions, and the error messages
@@ -428,7 +419,7 @@ ROTARY = {  # kinds of rotary positions, and the error messages
 @pytest.mark.parametrize("what", ROTARY)
 def test_rotary_positions_that_nobody_can_turn_are_refused(model, tmp_path, what):
     scaling, said = ROTARY[what]
-    change(model / "config.json", rope_scaling=None, rope_parameters=scaling)
+    change_json(model / "config.json", rope_scaling=None, rope_parameters=scaling)
     with refused(said):
-        split(model, tmp_path / "split", "1", progress=False)
+        split_quietly(model, tmp_path / "split", "1")
     assert not (tmp_path / "split").exists()

@@ -1,12 +1,11 @@
 """Drafting with a model's own layer for multi-token prediction: MiMo's, read from its checkpoint or from a folder."""
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from config.schema.fields import read_config
 from launch.split.write import split
@@ -14,17 +13,19 @@ from model.drafts.eagle import Eagle
 from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import MtpHead
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, Part
+from model.weights.parts import EMBED
 from model.weights.unfold import Unfolded
-from tests.checkpoints import refused
-from tests.saved import here, save_tokenizer
+from tests.checkpoints import edited_tensors, refused
+from tests.json_files import change_json
+from tests.saved import PROMPT, ranks_of, save_tokenizer
+from tests.tiny import admit_text
 
 FORM = {"vocab_size": 53, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 80,
         "num_key_value_heads": 2, "max_position_embeddings": 160, "initializer_range": 0.3, "rope_theta": 1e4,
         "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 PREFIX = "model.mtp_layers.0."
 NORMS = ("token_layernorm", "hidden_layernorm", "final_layernorm")
-IDS = torch.tensor([5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19])
+IDS = torch.tensor(PROMPT)
 
 
 class Reference(torch.nn.Module):
@@ -70,11 +71,10 @@ def saved(tmp_path_factory):
         parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1)
         parameter.requires_grad = False
     body.save_pretrained(folder / "base")
-    tensors = load_file(folder / "base" / "model.safetensors")
-    save_file({**tensors, **layer.named()}, folder / "base" / "model.safetensors")
-    said = json.loads((folder / "base" / "config.json").read_text())
-    said.update(model_type="mimo", architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
-    (folder / "base" / "config.json").write_text(json.dumps(said))
+    with edited_tensors(folder / "base") as tensors:
+        tensors.update(layer.named())
+    change_json(folder / "base" / "config.json", model_type="mimo", architectures=["MiMoForCausalLM"],
+                num_nextn_predict_layers=1)
     save_tokenizer(folder / "base")
     return folder, body, layer
 
@@ -83,10 +83,7 @@ def made(head, body):
     """Return the head's outputs for the pairs of a text, and the pairs: embeddings and the states before them."""
     states = body.model(IDS[None]).last_hidden_state[0]
     cache = head.config.cache(1, 32, head.input_proj.weight)
-    nodes = list(range(len(IDS) - 1))
-    cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-    out = head(IDS[1:], states[:-1],
-               torch.arange(len(IDS) - 1), cache)
+    out = head(IDS[1:], states[:-1], admit_text(cache, len(IDS) - 1), cache)
     return out, body.model.embed_tokens(IDS[1:]), states[:-1]
 
 
@@ -110,29 +107,26 @@ def test_the_body_is_a_qwen2_without_that_layer(saved):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_it_drafts_out_of_the_split_without_a_folder_or_out_of_its_own(saved, tmp_path, capsys, alone):
+def test_it_drafts_out_of_the_split_without_a_folder_or_out_of_its_own(saved, tmp_path, answer_to, alone):
     folder, body, _ = saved
     head = []
     if alone:
         shutil.copytree(folder / "base", tmp_path / "head")
-        tensors = load_file(folder / "base" / "model.safetensors")
-        held = {name: x for name, x in tensors.items() if name.startswith(PREFIX)}
-        save_file(held, tmp_path / "head" / "model.safetensors")
+        with edited_tensors(tmp_path / "head") as tensors:
+            for name in [name for name in tensors if not name.startswith(PREFIX)]:
+                del tensors[name]
         head = [f"eagle_dir={tmp_path / 'head'}"]
     asked = f"base_dir={folder / 'base'}", "stages=0+2+2", "prompt_ids=5,17,40,3,28,11", "max_new_tokens=20"
-    texts = []
-    for words in (["pipeline_type=ar"], ["draft=eagle"], ["pipeline_type=streaming", "draft=eagle+suffix"]):
-        assert here(*asked, "ignore_eos=true", *head, *words) == 0, capsys.readouterr().err
-        texts.append(capsys.readouterr().out.splitlines()[0])
-    plain = body.generate(torch.tensor([[5, 17, 40, 3, 28, 11]]),
-                          max_new_tokens=20, do_sample=False, eos_token_id=None)
+    texts = [answer_to(*asked, "ignore_eos=true", *head, *words.split()) for words in (
+        "pipeline_type=ar", "draft=eagle", "pipeline_type=streaming draft=eagle+suffix")]
+    plain = body.generate(IDS[None, :6], max_new_tokens=20, do_sample=False, eos_token_id=None)
     assert [list(map(int, text.split())) for text in texts] == 3 * [plain[0, 6:].tolist()]
 
 
 def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path):
     folder, *_ = saved
     split(folder / "base", tmp_path / "parts", "0+2+2", progress=False)
-    parts = [Part(tmp_path / "parts" / f"stage_{rank}") for rank in range(3)]
+    parts = ranks_of(tmp_path / "parts")
     assert parts[0].eagle and not parts[1].eagle
     assert EMBED in parts[0].weights.names()
     assert all(name.startswith(PREFIX) for name in Checkpoint(parts[0].eagle).names())
@@ -149,8 +143,7 @@ def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path)
 def test_a_layer_of_another_form_is_refused(saved, tmp_path, change, said):
     folder, *_ = saved
     shutil.copytree(folder / "base", tmp_path / "base")
-    tensors = load_file(tmp_path / "base" / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "base" / "model.safetensors")
+    with edited_tensors(tmp_path / "base") as tensors:
+        change(tensors)
     with refused(said):
         fit_head(Checkpoint(tmp_path / "base"), read_config(tmp_path / "base"))

@@ -46,6 +46,7 @@ from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized, rounded
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
+from tests.saved import PROMPT
 from tests.tiny import SPECULATIVE, Oracle, Tiny, pipeline, write
 
 try:
@@ -224,7 +225,6 @@ class NativeTiny(Tiny):
 
 
 TINIES = {kind: NativeTiny(kind) for kind in KINDS}
-START = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 SAMPLERS = [Sampler(), Sampler(1.0, seed=4)]
 
 
@@ -234,10 +234,10 @@ SAMPLERS = [Sampler(), Sampler(1.0, seed=4)]
 def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(kind, strategy, stages):
     tiny = TINIES[kind]
     for sampler in SAMPLERS:
-        text = tiny.text(START, 14, sampler)
-        for draft in (Oracle(START + text), Mixture([], Suffix())):
+        text = tiny.text(PROMPT, 14, sampler)
+        for draft in (Oracle(PROMPT + text), Mixture([], Suffix())):
             with pipeline(tiny, stages, strategy, draft) as decoder:
-                assert write(decoder, START, 14, sampler) == text
+                assert write(decoder, PROMPT, 14, sampler) == text
 
 
 @pytest.mark.parametrize("words, methods", [

@@ -1,7 +1,6 @@
 """Figures in virtual time, which depend on the question and on who answers it, and on nothing that came before."""
 from __future__ import annotations
 
-import json
 from shutil import copytree
 
 import pytest
@@ -16,6 +15,7 @@ from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
 from sim.stages import StageShare, work_of
 from tests.checkpoints import refused
+from tests.json_files import save_json_lines
 from tests.test_virtual import paths, segment
 
 ASKED = ["what is it?", "who are you? who are you?", "where is it? where is it?"]
@@ -30,7 +30,7 @@ def ask(saved, tmp_path, monkeypatch):
 
     def ask(results, methods="continuous,streaming", questions=ASKED):
         numbered = ({"question_id": ASKED.index(words), "category": "", "turns": [words]} for words in questions)
-        (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, numbered)))
+        save_json_lines(tmp_path / "asked.jsonl", numbered)
         words = (f"results={tmp_path / results}", f"methods={methods}", f"data={tmp_path}", "sets=asked",
                  f"model_dir={saved / '0+2+2'}", "time=virtual", "profile=wifi", "temperatures=0", "draft=eagle+suffix",
                  "max_new_tokens=12", "template=none", "dtype=float64", "ignore_eos=true")
@@ -54,8 +54,7 @@ def test_an_evaluation_that_is_resumed_after_any_answer_has_the_figures_of_one_t
     for count in (1, 3, 5):  # in a method, between two and before the last
         folder = copytree(tmp_path / "whole", tmp_path / f"cut{count}")
         for path in folder.glob("answers/*/*.jsonl"):
-            kept = [line for line in whole[:count] if line["method"] == path.parent.name]
-            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            save_json_lines(path, (line for line in whole[:count] if line["method"] == path.parent.name))
         assert figures(ask(folder.name)) == figures(whole), count
 
 

@@ -10,9 +10,9 @@ from model.tree import TokenTree
 from pipeline.answers import Request
 from pipeline.messages import Segment
 from tests.test_mixture import Table
+from tests.test_prunes import PROMPT
 from tests.tiny import TINY, Oracle, pipeline
 
-PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 40
 
 

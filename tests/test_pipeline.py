@@ -15,20 +15,19 @@ import torch
 from cluster import processes
 from config.methods import METHODS
 from launch.pipeline import Pipeline
-from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.answers import Request
-from tests.saved import wait_until
+from tests.checkpoints import refused
+from tests.saved import PROMPT as LONG_PROMPT
+from tests.saved import options_of, split_shared, wait_until
 from tp.group import ThreadGroup
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9]
-NEW = 12
+PROMPT, NEW = LONG_PROMPT[:7], 12
 
 
 @pytest.fixture(scope="module")
 def options(saved):
-    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
-            "max_new_tokens": NEW, "threads_per_rank": 1}
+    return options_of(saved)
 
 
 @pytest.fixture
@@ -59,9 +58,9 @@ def test_each_request_has_its_own_options(pipeline):
                                 ("pipeline_type", "ar", "give it to Pipeline.open"),
                                 ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not"),
                                 ("stop", 5, "stop is of type int: give a text")):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             pipeline.generate(PROMPT, **{key: value})
-    with pytest.raises(ValueError, match="the prompt is of type NoneType: give a text, messages or token ids"):
+    with refused("the prompt is of type NoneType: give a text, messages or token ids"):
         pipeline.generate(None)
     pieces = pipeline.stream(PROMPT, max_new_tokens=3)
     assert next(pieces) + "".join(pieces) == pieces.text
@@ -80,9 +79,9 @@ def test_a_list_of_prompts_has_the_answers_of_each_alone_in_its_order(options, c
         assert pipeline.generate([], progress=False) == []
         assert "%" not in capsys.readouterr().err, "no bar was wanted"  # the pipeline may say something else meanwhile
 
-        with pytest.raises(ValueError, match="give messages to chat"):
+        with refused("give messages to chat"):
             pipeline.generate([{"role": "user", "content": "tell"}])
-        with pytest.raises(ValueError, match="the prompt has 1000000"):
+        with refused("the prompt has 1000000"):
             pipeline.generate([PROMPT, [10**6]])
         assert pipeline.generate("tell", temperature=1.0).text == alone[2], "the first of the list was cancelled"
 
@@ -120,9 +119,9 @@ def test_the_program_around_it_keeps_its_settings(options, link):
 
 
 def test_what_cannot_work_is_reported_before_a_start(options):
-    with pytest.raises(ValueError, match="unknown key temprature: did you mean temperature"):
+    with refused("unknown key temprature: did you mean temperature"):
         Pipeline.open(**options, temprature=1)
-    with pytest.raises(ValueError, match="is split as 0\\+2\\+2, not as stages=3"):
+    with refused("is split as 0+2+2, not as stages=3"):
         Pipeline.open(**options, stages=3)
 
 
@@ -209,7 +208,7 @@ def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, 
         alone = [pipeline.generate(prompt, **own) for prompt, own in SEVERAL]
         begun = [pipeline.submit(prompt, **own) for prompt, own in SEVERAL]
         given_up = pipeline.submit("the first question", max_new_tokens=200, priority=3.0)
-        with pytest.raises(ValueError, match="priority=0 is not above 0"):
+        with refused("priority=0 is not above 0"):
             pipeline.submit("the first question", priority=0)
         texts = ["".join(generation) for generation in begun]
         given_up.close()
@@ -228,10 +227,8 @@ def pipeline_of(options, tmp_path):
         given = {**options, **start, "max_requests": 3}
         if "tp" in start:
             saved = Path(options["model_dir"]).parent
-            given["model_dir"] = str(tmp_path / "shared")
             stages = "" if "pipeline_type" in start else "0+2+2"
-            split(saved / "base", tmp_path / "shared", stages, saved / "head", progress=False,
-                  layout=Layout(shares=(1, 1)))
+            given["model_dir"] = str(split_shared(saved, tmp_path / "shared", stages))
         return Pipeline.open(**given)
     return opened
 

@@ -16,7 +16,8 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
 from model.tree import TokenTree
-from tests.tiny import CONFIG, SPECULATIVE, TINY, TREE, pipeline, write
+from tests.saved import PROMPT
+from tests.tiny import CONFIG, SPECULATIVE, TINY, TREE, pipeline, random_tensor, write
 
 VOCAB = 5
 PUBLISHED = ("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001").split()
@@ -45,9 +46,7 @@ class Random(TreeDraft):
 
     def logits(self, out_TD):
         seeds = out_TD[:, 0].tolist()
-        return torch.stack([torch.randn(self.vocab,
-                                        generator=torch.Generator().manual_seed(int(seed)),
-                                        dtype=torch.float64) * 1.5 for seed in seeds])
+        return torch.stack([random_tensor(int(seed), self.vocab) * 1.5 for seed in seeds])
 
     def law(self, path):
         """Return the probabilities after the text and these guesses."""
@@ -65,6 +64,10 @@ class Random(TreeDraft):
 
 
 TEXT = [1]
+
+
+def expansion(sizes):
+    return TREE.init.shaped(expanded(sizes))
 
 
 def grown(draft, growth, sampler=Sampler()):
@@ -172,7 +175,7 @@ def test_a_sequence_is_in_the_merged_tree_if_and_only_if_it_is_in_the_tree_of_a_
     drafts = [Random(salt, vocab=4) for salt in range(3)]
     for seed in range(10):
         sampler = Sampler(temperature, seed=seed, rule=rule)
-        growth = TREE.init.shaped(expanded("2,2,1"))
+        growth = expansion("2,2,1")
         alone = {}
         for draft in drafts:
             alone[draft.source] = grown(draft, growth, sampler)
@@ -191,7 +194,7 @@ def test_a_sequence_is_in_the_merged_tree_if_and_only_if_it_is_in_the_tree_of_a_
 
 
 def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
-    growth = TREE.init.shaped(expanded("3"))
+    growth = expansion("3")
     for rule, kinds in (("eagle1", {3}), ("mss", {1, 2, 3})):
         found = set()
         for seed in range(40):
@@ -203,16 +206,15 @@ def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
 
 
 def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
-    tree = grown(Random(3), TREE.init.shaped(expanded("4,1")),
+    tree = grown(Random(3), expansion("4,1"),
                  Sampler(1.0, top_k=2, rule="eagle1"))
     assert len(tree.nodes[tree.tip].drawn) == 2
 
 
 # --- any strategy -----------------------------------------------------------------------------------------------------
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 20
-POLICIES = {"static": TREE.init.shaped(STATIC_SHAPE), "expansion": TREE.init.shaped(expanded("2,2,1")),
+POLICIES = {"static": TREE.init.shaped(STATIC_SHAPE), "expansion": expansion("2,2,1"),
             "opt": by_policy(Growth(12, 4, 4, 4), "opt", "", 0.1)}
 
 

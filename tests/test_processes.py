@@ -29,8 +29,10 @@ from config.presets import ROOT
 from launch import ranks
 from serve import running
 from serve.engine import Health
+from tests.checkpoints import refused
 from tests.forked import command
-from tests.saved import wait_until
+from tests.saved import ENDLESS, run_program, wait_until
+from tests.test_failure import in_full_flow
 from tests.tiny import in_threads
 
 
@@ -52,26 +54,26 @@ def ends(*words: str) -> int:
 def test_a_launcher_needs_no_torch():
     """Which takes seconds to import, and memory for as long as the ranks live."""
     words = "import cluster.processes, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
+    assert run_program(sys.executable, "-c", words).returncode == 0
 
 
 # --- how ranks end ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("words", "code", "message"), [
-    (["0", "0", "0"], 0, ""),
-    (["3", "0", "0"], 3, ""),  # the command's own verdict
-    (["wait", "kill:9", "wait"], 75, "rank 1 was killed (SIGKILL): by hand, or by the system if memory ran short"),
-    (["deaf", "deaf", "kill:9"], 75, "rank 2 was killed (SIGKILL)"),  # and not those that the launcher kills then
-    (["kill:15", "deaf", "deaf"], 75, "rank 0 was killed (SIGTERM)"),
-    (["kill:11", "75", "75"], 75, "rank 0 was killed (SIGSEGV)"),
-    (["75", "75", "2"], 2, ""),  # that rank has said why
-    (["deaf", "75", "deaf"], 75, "rank 1 ended too early, with exit code 75"),
-    (["0", "deaf", "deaf"], 0, ""),  # the answer was there
+@pytest.mark.parametrize("words, code, message", [
+    ("0 0 0", 0, ""),
+    ("3 0 0", 3, ""),  # the command's own verdict
+    ("wait kill:9 wait", 75, "rank 1 was killed (SIGKILL): by hand, or by the system if memory ran short"),
+    ("deaf deaf kill:9", 75, "rank 2 was killed (SIGKILL)"),  # and not those that the launcher kills then
+    ("kill:15 deaf deaf", 75, "rank 0 was killed (SIGTERM)"),
+    ("kill:11 75 75", 75, "rank 0 was killed (SIGSEGV)"),
+    ("75 75 2", 2, ""),  # that rank has said why
+    ("deaf 75 deaf", 75, "rank 1 ended too early, with exit code 75"),
+    ("0 deaf deaf", 0, ""),  # the answer was there
 ])
 def test_whatever_ends_ranks_is_reported_in_one_sentence(capfd, monkeypatch, words, code, message):
-    if not {"wait", "deaf"} & set(words):
+    if not {"wait", "deaf"} & set(words.split()):
         monkeypatch.setattr(processes, "GRACE_SECONDS", 60)  # all end by themselves, however busy the machine is
-    assert ends(*words) == code
+    assert ends(*words.split()) == code
     shown = capfd.readouterr().err.strip()
     assert shown.startswith(f"flowspec: {message}") if message else shown == ""
     assert "\n" not in shown
@@ -103,7 +105,7 @@ def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
             others.kill()
 
 
-@pytest.mark.parametrize(("number", "times", "root"), [
+@pytest.mark.parametrize("number, times, root", [
     (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"),
     (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
     (signal.SIGQUIT, 1, "wait"), (signal.SIGINT, 8, "deaf")])
@@ -135,7 +137,7 @@ def deaf():
         signal.signal(number, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize(("numbers", "code"), [
+@pytest.mark.parametrize("numbers, code", [
     ([signal.SIGINT], 130), ([signal.SIGQUIT], 131),
     ([signal.SIGHUP, signal.SIGTERM], 143)], ids=str)
 def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_path, numbers, code):
@@ -262,12 +264,10 @@ def sockets(pids):
 
 
 def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_nothing(saved, tmp_path):
-    words = ["prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000",
-             "timeout=2", "recover=1",
-             "draft=suffix"]  # a head of random weights is complained of, if it guesses for long enough
+    # a head of random weights is complained of, if it guesses for long enough
+    words = [*ENDLESS, "timeout=2", "recover=1", "draft=suffix"]
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+2+2'}", *words) as run:
-        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None,
-                          90), run.stderr
+        assert in_full_flow(run), run.stderr
         ranks = run.ranks()
         found = sockets([run.process.pid, *ranks.values()])
         assert found == []
@@ -320,11 +320,11 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch):
     processes.allow_files(5)
     assert limits["now"] == (104, 1 << 16)
     limits["now"] = (24, 24)
-    with pytest.raises(ValueError, match="may need 104 open files, but ulimit -n allows a process 24: raise it, as in"):
+    with refused("may need 104 open files, but ulimit -n allows a process 24: raise it, as in"):
         processes.allow_files(5)
 
 
-@pytest.mark.parametrize(("error", "message"), [
+@pytest.mark.parametrize("error, message", [
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nto allocate"), "there is not enough memory"),
     (MemoryError(), "there is not enough memory"),
     (ImportError("libtorch.so: failed to map segment from shared object"), "there is not enough memory"),
@@ -356,6 +356,6 @@ def test_what_is_nobodys_want_keeps_its_own_words():
 def test_a_command_whose_modules_find_no_memory_says_so():
     limited = ["bash", "-c", 'ulimit -v 400000; exec "$0" -m scripts.generate', sys.executable]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=environment)
+    ended = run_program(*limited, env=environment)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.strip().startswith("flowspec: there is not enough memory"), ended.stderr

@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from cluster.agreement import code_version
-from config.presets import ROOT
+from tests.saved import run_program
 
 SSH = """#!/bin/sh
 # ssh [-l USER] [--] HOST COMMAND, on this machine: each host is a folder beside this file
@@ -20,11 +19,15 @@ cd "$(dirname "$0")/${1#*@}" && shift && exec sh -c "$*"
 needs_rsync = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
 
 
+def save_program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def push(tmp_path):
     """The command, whose boards b0, b1 and b2 are folders."""
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
+    save_program(tmp_path / "ssh", SSH)
     (tmp_path / "hosts").write_text("b0 user=me\nb1 folder=f\nb2\n")
     for name in ("b0", "b1", "b2"):
         (tmp_path / name).mkdir()
@@ -32,8 +35,8 @@ def push(tmp_path):
     def run(*words, hosts="", **environment):
         if hosts:
             (tmp_path / "hosts").write_text(hosts)
-        return subprocess.run(["bash", ROOT / "scripts" / "push.sh", f"hosts={tmp_path / 'hosts'}", *words], text=True,
-                              env={**os.environ, "SSH": str(tmp_path / "ssh"), **environment}, capture_output=True)
+        return run_program("bash", "scripts/push.sh", f"hosts={tmp_path / 'hosts'}", *words,
+                           env={**os.environ, "SSH": str(tmp_path / "ssh"), **environment})
 
     return run
 
@@ -75,8 +78,7 @@ case "$*" in *share_out*) echo "$*" >&2 && echo "$MADE" ;; *) exec %s "$@" ;; es
 
 @needs_rsync
 def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
-    (tmp_path / "python").write_text(PYTHON % sys.executable)
-    (tmp_path / "python").chmod(0o755)
+    save_program(tmp_path / "python", PYTHON % sys.executable)
     words = "model=a/b", "quant=int4"
     around = {"PYTHON": str(tmp_path / "python"), "MADE": str(saved / "0+2+2")}
     done = push(*words, "ranks=1", **around)
@@ -87,17 +89,17 @@ def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
 
 @needs_rsync
 @pytest.mark.parametrize("words, sentence", [
-    (("model=a/b", "split=x"), "leave split= and replicas= out"),
-    (("model=a/b", "replicas=true"), "leave split= and replicas= out"),
-    (("ssm=x",), "unknown word ssm=x: give hosts=FILE"),
-    (("quant=int4",), "quant=int4 needs a model: give model=NAME"),
-    (("stages=4", "split=x"), "stages=4 needs a model: give model=NAME"),
-    (("revision=v1",), "unknown word revision=v1: give hosts=FILE"),
-    (("model=",), "unknown word model=: give hosts=FILE"),
-    (("model=no-such-thing",), "model=no-such-thing is no file or folder here: give the path"),
+    ("model=a/b split=x", "leave split= and replicas= out"),
+    ("model=a/b replicas=true", "leave split= and replicas= out"),
+    ("ssm=x", "unknown word ssm=x: give hosts=FILE"),
+    ("quant=int4", "quant=int4 needs a model: give model=NAME"),
+    ("stages=4 split=x", "stages=4 needs a model: give model=NAME"),
+    ("revision=v1", "unknown word revision=v1: give hosts=FILE"),
+    ("model=", "unknown word model=: give hosts=FILE"),
+    ("model=no-such-thing", "model=no-such-thing is no file or folder here: give the path"),
 ], ids=str)
 def test_a_model_that_cannot_be_split_for_boards_is_refused(words, sentence, push, tmp_path):
-    found = push(*words)
+    found = push(*words.split())
     assert found.returncode == 2 and sentence in found.stderr
     assert found.stderr.startswith("flowspec: ") and found.stderr.count("\n") == 1
     assert not any(tmp_path.glob("b?/*"))

@@ -118,7 +118,7 @@ def test_a_plan_measures_the_boards_of_a_hosts_file_into_a_profile(hosts, tmp_pa
     assert profile.row < 1e-9
 
 
-@pytest.mark.parametrize(("asked", "message"), [("{}", "received an unknown request"), ("x", "is not JSON")])
+@pytest.mark.parametrize("asked, message", [("{}", "received an unknown request"), ("x", "is not JSON")])
 def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
     assert run(timing.main, []) == 2

@@ -1,13 +1,12 @@
 """The replay and the account of a run: what a person finds by following a few rows by hand."""
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from eval.observe.span_sums import RowFlight, Span, Tally, replay
 from eval.observe.time_breakdown import Account, account, by_request
 from sim.clock import VirtualClock
+from tests.json_files import load_json_lines
 from tests.test_metrics import answer, line
 
 
@@ -69,33 +68,42 @@ def test_a_prompt_may_go_in_chunks_and_a_request_that_ends_with_it_has_no_rows()
     assert replay(records[:4], 2.0, 2.5) == RowFlight(0, 0, 0.0, 0, 0.5) == replay([], 2.0, 2.5)
 
 
-def spend(tally, clock, seconds, name, **facts):
-    with tally.span(name, **facts):
-        clock.set(clock.now() + seconds)
+class TimedTally:
+    """A tally by a clock that goes on only while something is spent."""
+
+    def __init__(self, folder):
+        self.folder, self.clock = folder, VirtualClock()
+        self.tally = Tally(folder, 0, clock=self.clock)
+
+    def spend(self, seconds, name, **facts):
+        with self.tally.span(name, **facts):
+            self.clock.set(self.clock.now() + seconds)
+
+    def accounts(self):
+        self.tally.close()
+        return load_json_lines(self.folder / "rank_0.jsonl")
 
 
-def accounts(folder):
-    return [json.loads(text) for text in (folder / "rank_0.jsonl").read_text().splitlines()]
+@pytest.fixture
+def timed(tmp_path):
+    return TimedTally(tmp_path)
 
 
-def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its_own(tmp_path):
-    clock = VirtualClock()
-    tally = Tally(tmp_path, 0, clock=clock)
+def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its_own(timed):
     for _ in range(2):
-        spend(tally, clock, 0.5, "send", nodes=[0, 1],
+        timed.spend(0.5, "send", nodes=[0, 1],
               tokens=[4, 4], parents=[0, 0], text=2)
-        spend(tally, clock, 1.0, "grow")
-        spend(tally, clock, 2.0, "wait")
-        spend(tally, clock, 0.25, "judge", nodes=[0, 1], answers={1: 5})
-        spend(tally, clock, 0.125, "prune")  # here the first token has settled: 3.75 seconds
-        spend(tally, clock, 1.0, "grow")
-        spend(tally, clock, 0.5, "send", nodes=[2],
+        timed.spend(1.0, "grow")
+        timed.spend(2.0, "wait")
+        timed.spend(0.25, "judge", nodes=[0, 1], answers={1: 5})
+        timed.spend(0.125, "prune")  # here the first token has settled: 3.75 seconds
+        timed.spend(1.0, "grow")
+        timed.spend(0.5, "send", nodes=[2],
               tokens=[5], parents=[1], text=1)
-        spend(tally, clock, 3.0, "wait")
-        spend(tally, clock, 0.25, "judge", nodes=[2], answers={2: 6})
-        spend(tally, clock, 9.0, "reset")
-    tally.close()
-    for entry in accounts(tmp_path):
+        timed.spend(3.0, "wait")
+        timed.spend(0.25, "judge", nodes=[2], answers={2: 6})
+        timed.spend(9.0, "reset")
+    for entry in timed.accounts():
         assert entry["seconds"] == 8.625 and entry["first"] == 3.75
         assert entry["decoding"] == {"prune": 0.125, "grow": 1.0, "send": 0.5, "wait": 3.0, "judge": 0.25}
         assert entry["flight"] == {"rows": 1, "stay": 3.5,
@@ -103,39 +111,31 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
         assert entry["spans"]["grow"] == 2.0
 
 
-def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(tmp_path):
-    clock = VirtualClock()
-    tally = Tally(tmp_path, 0, clock=clock)
-    spend(tally, clock, 1.0, "send", nodes=[0],
+def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(timed):
+    timed.spend(1.0, "send", nodes=[0],
           tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "judge", nodes=[0], answers={0: 5})
-    spend(tally, clock, 0.5, "grow")
-    spend(tally, clock, 1.0, "reset")
-    tally.close()
-    [entry] = accounts(tmp_path)
+    timed.spend(1.0, "judge", nodes=[0], answers={0: 5})
+    timed.spend(0.5, "grow")
+    timed.spend(1.0, "reset")
+    [entry] = timed.accounts()
     assert entry["first"] == 2.0 and entry["decoding"]["grow"] == 0.5
 
 
-def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_path):
-    clock = VirtualClock()
-    tally = Tally(tmp_path, 0, clock=clock)
-    spend(tally, clock, 1.0, "send", nodes=[0],
+def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(timed):
+    timed.spend(1.0, "send", nodes=[0],
           tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "judge", nodes=[0], answers={0: 5})
-    with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
-        spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
-    tally.close()
-    [entry] = accounts(tmp_path)
+    timed.spend(1.0, "judge", nodes=[0], answers={0: 5})
+    with timed.tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
+        timed.spend(1.0, "send", kind="Reset", nodes=[])
+    [entry] = timed.accounts()
     assert (entry["first"], entry["seconds"], entry["decoding"]["send"]) == (2.0, 3.0, 1.0)
 
 
-def test_a_rank_that_hears_no_answers_has_no_account(tmp_path):
-    clock = VirtualClock()
-    tally = Tally(tmp_path, 0, clock=clock)
-    spend(tally, clock, 1.0, "forward", nodes=[1])
-    spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
-    tally.close()
-    assert "flight" not in accounts(tmp_path)[0] and accounts(tmp_path)[0]["seconds"] == 2.0
+def test_a_rank_that_hears_no_answers_has_no_account(timed):
+    timed.spend(1.0, "forward", nodes=[1])
+    timed.spend(1.0, "send", kind="Reset", nodes=[])
+    [entry] = timed.accounts()
+    assert "flight" not in entry and entry["seconds"] == 2.0
 
 
 def flown(request, launch="0-ar", **decoding):

@@ -24,15 +24,13 @@ from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths
 from sim.stages import Work
-from tests.test_prunes import delaying, losing
+from tests.test_exact import SAMPLERS
+from tests.test_prunes import PROMPT, delaying, losing
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TINY, TREE, Oracle, in_threads, stages_of, work, write
+from tests.tiny import TINY, TREE, HandmadeDraft, Oracle, give_up, in_threads, stages_of, tokens_of, work, write
 
-PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW, SHORT = 40, 18  # tokens in virtual time, and of threads
 RUNS = 750  # of the test of the joint law
-SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3),
-            1.0: Sampler(1.0, seed=4)}
 COUNTS = [(1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)]
 SPOILS = {"some prunes lost": lambda: losing(0.5, seed=8), "all prunes lost": lambda: losing(1.0, seed=8),
           "prunes late": lambda: delaying(6, seed=9), "segments late": lambda: jittering(0.004, 1)}
@@ -83,11 +81,15 @@ def text_at(temperature, new=SHORT):
     return TINY.text(PROMPT, new, SAMPLERS[temperature])
 
 
+def assert_reference(decoder, temperature=1.0):
+    assert write(decoder, PROMPT, SHORT, SAMPLERS[temperature]) == text_at(temperature)
+
+
 @pytest.mark.parametrize("counts, temperature", [*zip(COUNTS, cycle(SAMPLERS))])
 def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(counts, temperature):
     lookahead, copies, stages = counts
     with replicas(copies, stages, TINY.mixture("twin"), lookahead=lookahead) as decoder:
-        assert write(decoder, PROMPT, SHORT, SAMPLERS[temperature]) == text_at(temperature)
+        assert_reference(decoder, temperature)
         assert not any(stage.caches for stage in decoder.stages)
 
 
@@ -95,7 +97,7 @@ def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(count
     ("eagle", 0.0), ("drifting", 1.0), ("suffix", 0.0), ("eagle+twin+suffix", 1.0)])
 def test_any_draft_writes_the_reference_text(names, temperature):
     with replicas(3, draft=TINY.mixture(*names.split("+")), lookahead=2) as decoder:
-        assert write(decoder, PROMPT, SHORT, SAMPLERS[temperature]) == text_at(temperature)
+        assert_reference(decoder, temperature)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -103,7 +105,7 @@ def test_every_strategy_writes_the_reference_text_over_replicas(strategy):
     for copies, stages, draft in ((3, 1, TINY.eagle()),
                                   (2, 2, Oracle(PROMPT + text_at(1.0)))):
         with replicas(copies, stages, draft, strategy) as decoder:
-            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
+            assert_reference(decoder)
 
 
 @pytest.mark.parametrize("strategy, prompt",
@@ -120,24 +122,21 @@ def test_what_is_lost_late_or_reordered_changes_nothing(strategy, spoil):
     for copies, stages, draft in ((3, 1, TINY.mixture("twin")),
                                   (2, 2, Oracle(PROMPT + text_at(1.0)))):
         with replicas(copies, stages, draft, strategy, wrap=SPOILS[spoil](), lookahead=2) as decoder:
-            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
+            assert_reference(decoder)
 
 
 @pytest.mark.parametrize("strategy", ["dsi", "continuous"])
 def test_without_prunes_nothing_changes(strategy):
     with replicas(3, 1, TINY.mixture("twin"), strategy, prunes=False, lookahead=2) as decoder:
-        assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
+        assert_reference(decoder)
 
 
 def test_requests_follow_one_another_and_may_be_given_up_in_mid_air():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=1) as decoder:
         for left in (0, 1, 3):
-            _, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], SHORT))
-            for _ in range(left):
-                next(stream)
-            stream.close()
+            give_up(decoder, Request(PROMPT, SAMPLERS[1.0], SHORT), left)
             assert not any(stage.caches for stage in decoder.stages)
-            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
+            assert_reference(decoder)
 
 
 def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
@@ -146,16 +145,14 @@ def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
         text = text_at(1.0)
         end = text[9]
         answer, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], SHORT, end=frozenset([end])))
-        assert [token for new in stream for token in new] == text[:text.index(end) + 1]
+        assert tokens_of(stream) == text[:text.index(end) + 1]
         assert answer.finish_reason == "stop"
 
 
 # --- how long it takes, in virtual time -------------------------------------------------------------------------------
 
-class Known:
+class Known(HandmadeDraft):
     """A drafter that takes `seconds` for a guess, of which every `wrong`-th in a row is wrong; 0: none is."""
-
-    inner, consumed = False, 0
 
     def __init__(self, clock, seconds, wrong, text):
         self.clock, self.seconds, self.wrong, self.text = clock, seconds, wrong, text
@@ -173,11 +170,6 @@ class Known:
             token = (token + 1) % TINY.config.vocab
         tree.add(node, token, tree.nodes[node].score - 0.1)
         return True
-
-    def begin(self, sampler):
-        pass
-
-    refresh = reset = lambda self: None
 
 
 class Watched(Replicas):
@@ -214,7 +206,7 @@ def takes(new, verification, guess, lookahead, servers, wrong):
     """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
     decoder = virtual(lambda: verification, guess, lookahead, servers, wrong)
     answer, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], new))
-    assert [token for tokens in stream for token in tokens] == text_at(1.0, NEW)[:new]
+    assert tokens_of(stream) == text_at(1.0, NEW)[:new]
     return answer.prefill_seconds + answer.decode_seconds, decoder.ring.most
 
 

@@ -1,15 +1,14 @@
 """One ring serves several requests, each through a target of its own."""
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from config.presets import ROOT
 from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
+from tests.saved import run_program
 from tests.tiny import DEEP, TINY, pipeline
 
 NEW = 20
@@ -35,14 +34,14 @@ def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
 
 @pytest.mark.parametrize("strategy", ["streaming", "continuous", "serial"])
 @pytest.mark.parametrize("names",
-                         [["eagle"], ["drifting", "twin", "suffix"], ["suffix"], ["eagle3", "twin"]])
+                         ["eagle", "drifting+twin+suffix", "suffix", "eagle3+twin"])
 def test_requests_with_mixtures_that_run_by_turns_write_what_each_writes_alone(strategy, names):
     tiny = DEEP if "eagle3" in names else TINY
     wanted = [tiny.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
-    with pipeline(tiny, 3, strategy, tiny.mixture(*names)) as decoder:
+    with pipeline(tiny, 3, strategy, tiny.mixture(*names.split("+"))) as decoder:
         assert by_turns(decoder) == wanted
 
 
 def test_strategies_and_what_they_ask_of_others_can_be_read_without_torch():
     code = "import sys, pipeline.strategies; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    assert run_program(sys.executable, "-c", code).returncode == 0

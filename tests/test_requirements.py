@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from config.presets import ROOT
+from tests.saved import run_program
 
 OLDEST, NEWEST = re.findall(r"Python 3\.(\d+) to 3\.(\d+)", (ROOT / "README.md").read_text(encoding="utf-8"))[0]
 PROMISED = [f"3.{minor}" for minor in range(int(OLDEST), int(NEWEST) + 1)]
@@ -54,8 +55,7 @@ def test_no_release_that_is_installed_here_refuses_a_promised_python(python):
 
 def resolve(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """What pip would install, of these packages alone."""
-    return subprocess.run([sys.executable, "-m", "pip", "install", *QUIET, *words],
-                          text=True, capture_output=True)
+    return run_program(sys.executable, "-m", "pip", "install", *QUIET, *words)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("no index of packages can be asked")
 
 
-@pytest.mark.parametrize(("names", "python", "platforms"), [
+@pytest.mark.parametrize("names, python, platforms", [
     *((PC, python, ()) for python in PROMISED),
     (BOARDS[:1], "3.8", JETPACK5), (BOARDS, "3.10", JETPACK6)])
 def test_the_index_has_a_wheel_of_every_line(index, names, python, platforms, tmp_path):

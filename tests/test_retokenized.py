@@ -1,11 +1,9 @@
 """A small model with other tokens than the target: its text is guessed in the target's tokens."""
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from config.run_config import Growth
@@ -17,11 +15,12 @@ from model.text import decoded
 from model.tree import TokenTree
 from model.weights.parts import EMBED, HEAD
 from pipeline.answers import Request
-from tests.saved import here, save_model
-from tests.test_mixture import grown
+from tests.checkpoints import edited_tensors
+from tests.json_files import change_json
+from tests.saved import PROMPT, here, save_model
+from tests.test_mixture import anywhere, grown
 from tests.tiny import CONFIG, TINY, pipeline
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 WORDS = "the baker bakes brown bread in the bakery, and the bread is good; Bäcker backen Brötchen für Möwen 🥐🥐 "
 
 
@@ -122,7 +121,7 @@ def chain(tree):
 @pytest.mark.parametrize("prompt", [len("the"), len("the baker"), len("the baker bakes brown bread in")])
 def test_a_drafted_text_is_a_chain_in_the_tokens_of_the_target(own, target, prompt):
     draft, tree = drafting(own, target, prompt)
-    grown(Mixture([draft]), tree, Growth(40, 99, 3, anywhere=True))
+    grown(Mixture([draft]), tree, anywhere(40))
     nodes = chain(tree)
     guessed = decoded(target, [tree.nodes[node].token for node in nodes])
     assert len(nodes) >= 4 and WORDS[prompt:].startswith(guessed)
@@ -134,7 +133,7 @@ def test_the_last_token_waits_for_what_follows_it_and_so_does_half_a_character()
     draft, tree = drafting(SHORT, LONG, WORDS.index(" Bäcker"))
     ids = LONG(WORDS)["input_ids"]
     mixture, seen = Mixture([draft]), []
-    growth = Growth(40, 99, 3, anywhere=True)
+    growth = anywhere(40)
     for _ in range(12):
         assert at_once(mixture.grow(tree, growth))
         seen.append([tree.nodes[node].token for node in chain(tree)])
@@ -149,7 +148,7 @@ def test_a_text_that_ends_in_half_a_character_is_not_gone_on_with():
     draft, tree = drafting(LONG, SHORT)
     for token in SHORT("🥐")["input_ids"][:2]:
         tree.settle(token)
-    grown(Mixture([draft]), tree, Growth(40, 99, 3, anywhere=True))
+    grown(Mixture([draft]), tree, anywhere(40))
     assert not tree.live and not draft.small.passes
 
 
@@ -184,16 +183,14 @@ def test_a_model_that_says_the_same_in_other_tokens_is_often_right(temperature, 
 def wider(folder):
     """The tiny model with one more token, in a folder of its own."""
     save_model(folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name in (EMBED, HEAD):
-        tensors[name] = tensors[name][[*range(CONFIG.vocab), 0]].contiguous()
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": CONFIG.vocab + 1}))
+    with edited_tensors(folder) as tensors:
+        for name in (EMBED, HEAD):
+            tensors[name] = tensors[name][[*range(CONFIG.vocab), 0]].contiguous()
+    change_json(folder / "config.json", vocab_size=CONFIG.vocab + 1)
     return folder
 
 
-def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_path, capsys):
+def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_path, capsys, error_of):
     save_model(tmp_path / "base")
     small = wider(tmp_path / "small")
     asked = f"base_dir={tmp_path / 'base'}", "stages=0+2+2", "prompt=what is it?", "max_new_tokens=24"
@@ -205,14 +202,13 @@ def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_
         assert shown.out.splitlines()[0] == plain
         [line] = [line for line in shown.err.splitlines() if "has vocab_size 54, but the model has 53" in line]
         assert line.endswith("that model's guesses are decoded, and encoded again in the tokens of the target")
-    assert here(*asked, "draft=ssm", f"ssm={small}") == 2
-    assert "take one with the same tokenizer" in capsys.readouterr().err
+    assert "take one with the same tokenizer" in error_of(here, *asked, "draft=ssm", f"ssm={small}")
 
 
 @pytest.mark.parametrize("policy", ["static", "opt", "expansion"])
-def test_a_chain_of_another_tokenizer_grows_no_tree_level_by_level(tmp_path, capsys, policy):
+def test_a_chain_of_another_tokenizer_grows_no_tree_level_by_level(tmp_path, error_of, policy):
     save_model(tmp_path / "base")
     small = wider(tmp_path / "small")
     words = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt=what is it?", f"draft=model:{small}"
-    assert here(*words, "pipeline_type=serial", f"policy={policy}") == 2
-    assert f"policy={policy} grows trees level by level" in capsys.readouterr().err
+    printed = error_of(here, *words, "pipeline_type=serial", f"policy={policy}")
+    assert f"policy={policy} grows trees level by level" in printed

@@ -34,7 +34,7 @@ from model.tree import Proposal, TokenTree
 from pipeline.answers import Request
 from tests.checkpoints import refused
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TREE, Tiny, pipeline
+from tests.tiny import TREE, Tiny, pipeline, random_tensor, tokens_of
 
 # --- all possible outcomes, with their probabilities ------------------------------------------------------------------
 
@@ -146,21 +146,30 @@ def in_turn(target, drawn, chance):
     return chance.pick(target)
 
 
+def proposed(tokens, law_V):
+    return [Proposal("ssm", token, law_V) for token in tokens]
+
+
 def likeliest(law_V, count):
     return sorted(range(len(law_V)), key=lambda token: -law_V[token])[:count]
 
 
+def drawn_in_order(law_V, chance):
+    """Three tokens that are drawn, the likeliest first."""
+    return sorted(with_replacement(law_V, 3, chance), key=lambda token: -law_V[token])
+
+
 def dropped(target, law_V, chance):
     drawn = dict.fromkeys(with_replacement(law_V, 3, chance))
-    return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+    return mss(target, proposed(drawn, law_V), chance)
 
 
 def unchanged(target, law_V, chance):
-    return in_turn(target, [Proposal("ssm", token, law_V) for token in without_repeats(law_V, 3, chance)], chance)
+    return in_turn(target, proposed(without_repeats(law_V, 3, chance), law_V), chance)
 
 
 def top(target, law_V, chance):
-    return in_turn(target, [Proposal("ssm", token, law_V) for token in likeliest(law_V, 3)], chance)
+    return in_turn(target, proposed(likeliest(law_V, 3), law_V), chance)
 
 
 def merged(target, law_V, chance):
@@ -172,13 +181,11 @@ def merged(target, law_V, chance):
 
 
 def pruned(target, law_V, chance):
-    drawn = sorted(with_replacement(law_V, 3, chance), key=lambda token: -law_V[token])[:2]
-    return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+    return mss(target, proposed(drawn_in_order(law_V, chance)[:2], law_V), chance)
 
 
 def ranked(target, law_V, chance):
-    drawn = sorted(with_replacement(law_V, 3, chance), key=lambda token: -law_V[token])
-    return in_turn(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+    return in_turn(target, proposed(drawn_in_order(law_V, chance), law_V), chance)
 
 
 @pytest.mark.parametrize("biased, least", [
@@ -213,8 +220,7 @@ class Never:
 @pytest.mark.parametrize("judge", [mss, without_replacement])
 def test_a_residual_that_rounding_has_emptied_falls_back_to_the_law(judge):
     law_V = np.array([0.25, 0.0, 0.75])
-    drawn = [Proposal("ssm", 0, law_V), Proposal("ssm", 2, law_V)]
-    assert judge(law_V, drawn, Never()) in (0, 2)
+    assert judge(law_V, proposed([0, 2], law_V), Never()) in (0, 2)
     assert residual(law_V, law_V) is law_V
 
 
@@ -260,7 +266,7 @@ def test_the_names_of_the_rules_are_those_that_a_person_may_give():
 
 @pytest.mark.parametrize("name", RULES)
 def test_without_proposals_a_rule_follows_the_warped_law(name):
-    logits = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logits = random_tensor(3, 9)
     tree = TokenTree(range(20_001), 1 << 20)
     sampler = Sampler(0.8, 0.9, 6, seed=2, rule=name)
     said = judged(sampler, tree, tree.trunk, logits.expand(len(tree.trunk), -1))
@@ -291,16 +297,17 @@ def texts(rule, runs=RUNS):
     with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
         samplers = [Sampler(0.7, top_k=5, seed=seed, rule=rule) for seed in range(runs)]
         asked = [decoder.submit(Request(START, sampler, 2)) for sampler in samplers]
-        return [[*settled] and answer.token_ids for answer, settled in asked]
+        return [tokens_of(stream) for _, stream in asked]
 
 
 def p_values(found):
     """Yield the p-values of the first token, and of the second token after the likeliest first one."""
-    first = warp(TINY.logits(START)[-1:], 0.7, 5, 1.0).softmax(-1)[0]
-    likeliest = int(first.argmax())
-    second = warp(TINY.logits([*START, likeliest])[-1:], 0.7, 5, 1.0).softmax(-1)[0]
-    yield p_value([text[0] for text in found], first.numpy())
-    yield p_value([text[1] for text in found if text[0] == likeliest], second.numpy())
+    def law_behind(tokens):
+        return warp(TINY.logits(tokens)[-1:], 0.7, 5, 1.0).softmax(-1)[0]
+
+    likeliest = int(law_behind(START).argmax())
+    yield p_value([text[0] for text in found], law_behind(START))
+    yield p_value([text[1] for text in found if text[0] == likeliest], law_behind([*START, likeliest]))
 
 
 @pytest.mark.parametrize("rule", RULES)

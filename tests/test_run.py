@@ -1,26 +1,21 @@
 """Whole commands: from files, over threads or over processes, to the text, its figures and its timeline."""
 from __future__ import annotations
 
-import json
 from itertools import cycle
 
 import pytest
 
 from model.text import Text
 from tests.forked import ranks
+from tests.json_files import load_json, save_json_lines
 from tests.saved import ASK, FAST, NEW, PROMPT, SPLITS, command, here, reference, token_ids
 
-KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
-        "ttft_seconds", "tokens_per_second", "misses", "tokens_per_miss", "mean_accepted_length",
-        "acceptance_by_position", "config"]
+KEYS = """prompt text token_ids prompt_tokens new_tokens prefill_seconds decode_seconds ttft_seconds tokens_per_second
+    misses tokens_per_miss mean_accepted_length acceptance_by_position config""".split()
 
 
-def result(path):
-    return json.loads(path.read_text())
-
-
-@pytest.mark.parametrize(("method", "stages", "temperature"), [
-    *zip(["ar", "serial", "naive", "pruned", "continuous", "pipedec"],
+@pytest.mark.parametrize("method, stages, temperature", [
+    *zip("ar serial naive pruned continuous pipedec".split(),
          cycle(SPLITS[:3]), cycle("0011"))])
 def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_path, method, stages, temperature):
     assert here(f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
@@ -40,7 +35,7 @@ def test_the_processes_that_a_person_starts_write_what_threads_write(saved, tmp_
     is_whole(tmp_path, 3, "continuous", "1", run.stdout, run.stderr)
 
 
-@pytest.mark.parametrize(("method", "temperature"),
+@pytest.mark.parametrize("method, temperature",
                          [("ar", "1"), ("continuous", "0"), ("continuous", "1")])
 def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, method, temperature):
     with ranks(tmp_path / "ranks", typed(saved, tmp_path, "0+1+1+1+1", method, temperature), 5) as run:
@@ -51,11 +46,11 @@ def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, m
 
 def is_whole(tmp_path, world, method, temperature, stdout, stderr):
     """Output, trace and what was printed are those of the reference text over so many processes."""
-    got = result(tmp_path / "out.json")
+    got = load_json(tmp_path / "out.json")
     assert got["token_ids"] == reference(float(temperature))
     assert " ".join(map(str, got["token_ids"])) in stdout and "mean accepted length" in stdout
     assert stderr.startswith("trace: ") and len(stderr.splitlines()) == 1
-    events = result(tmp_path / "trace" / "trace.json")["traceEvents"]
+    events = load_json(tmp_path / "trace" / "trace.json")["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}
     for rank in range(1, world):
         assert (rank, "forward") in named
@@ -77,7 +72,7 @@ def test_the_text_is_the_one_that_transformers_writes(saved):
 def test_a_result_has_every_figure_and_the_answer_is_printed(saved, tmp_path, capsys):
     assert here(f"model_dir={saved / '0+2+2'}", "prompt=hello there", "template=none", "temperature=1", "seed=1",
                 "max_new_tokens=12", "ignore_eos=true", f"output={tmp_path / 'new' / 'out.json'}") == 0
-    got, shown = result(tmp_path / "new" / "out.json"), capsys.readouterr()
+    got, shown = load_json(tmp_path / "new" / "out.json"), capsys.readouterr()
     assert [key for key in KEYS if key not in got] == []
     assert got["prompt"] == "hello there" and got["config"]["seed"] == 1 and got["prompt_tokens"] == 11
     assert got["new_tokens"] == len(got["token_ids"]) == 12 and got["misses"] > 0
@@ -92,13 +87,13 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
     from launch import ask as generate
 
     lines = [{"question_id": 7, "turns": ["who?", "why?"]}, {"question_id": 8, "turns": ["where?"]}]
-    (tmp_path / "ask.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    save_json_lines(tmp_path / "ask.jsonl", lines)
     saves, save = [], generate.save
     monkeypatch.setattr(generate, "save",
                         lambda path, data: (saves.append(len(data)), save(path, data)))
     assert here(f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}", "template=none",
                 "temperature=1", "max_new_tokens=5", "ignore_eos=true", f"output={tmp_path / 'out.json'}") == 0
-    got = result(tmp_path / "out.json")
+    got = load_json(tmp_path / "out.json")
     assert saves == [1, 2, 3] and "100 %" in capsys.readouterr().err
     asked = [(r["question_id"], r["turn"], r["prompt"]) for r in got]
     assert asked == [(7, 0, "who?"), (7, 1, "why?"), (8, 0, "where?")]
@@ -111,7 +106,7 @@ def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_
     def answer(*words):
         assert here(f"model_dir={saved / '0+2+2'}", "prompt=abc", "template=none", "temperature=1",
                     f"output={tmp_path / 'out.json'}", *words) == 0
-        return result(tmp_path / "out.json")
+        return load_json(tmp_path / "out.json")
 
     long = ("max_new_tokens=60", "ignore_eos=true")
     free = answer(*long, "seed=2")

@@ -20,18 +20,18 @@ from pipeline.stage import Stage
 from serve.engine import AnswerJob, Ended, Engine, ServerLimits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, checked_prompt_ids, prompt_ids
-from tests.saved import wait_until
+from tests.checkpoints import refused
+from tests.saved import options_of, wait_until
 from tests.serving import live
-from tests.test_pipeline import worker_of
+from tests.test_pipeline import PROMPT, worker_of
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}
+ONE_AT_ONCE = ServerLimits(1, 4, 60)
 
 
 @pytest.fixture(scope="module")
 def words(saved):
-    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
-            "max_new_tokens": 12, "threads_per_rank": 1}
+    return options_of(saved, link="threads")
 
 
 class Heard:
@@ -41,16 +41,29 @@ class Heard:
         self.events = queue.SimpleQueue()
         self.job = AnswerJob(Choice(prompt, "none", options), self.events.put)
 
+    def next(self):
+        return self.events.get(timeout=600)
+
     def all(self):
         """Everything up to the end."""
-        found = [self.events.get(timeout=600)]
-        while isinstance(found[-1], Piece):
-            found.append(self.events.get(timeout=600))
-        return found
+        heard = [self.next()]
+        while isinstance(heard[-1], Piece):
+            heard.append(self.next())
+        return heard
+
+    def end(self):
+        return self.all()[-1]
 
     @property
     def text(self):
         return "".join(piece.text for piece in self.all()[:-1])
+
+
+@contextmanager
+def refused_with(status, sentence):
+    with pytest.raises(Refused, match=sentence) as error:
+        yield error
+    assert error.value.status == status
 
 
 @contextmanager
@@ -69,7 +82,7 @@ def running(opened, limits):
 @pytest.fixture(scope="module")
 def engine(words):
     def opened():
-        return Pipeline.open(**words, link="threads", max_requests=2)
+        return Pipeline.open(**words, max_requests=2)
 
     with running(opened, ServerLimits(max_running=2, max_waiting=3, max_wait_seconds=60)) as started:
         yield started
@@ -88,26 +101,25 @@ def test_more_than_there_are_places_for_are_answered_one_after_the_other_as_alon
 
 def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_once(engine):
     held = asked(engine, *(Heard(**LONG) for _ in range(5)))
-    assert isinstance(held[0].events.get(timeout=600), Piece)
-    with pytest.raises(Refused, match="5 answers are under way or waiting") as refused:
+    assert isinstance(held[0].next(), Piece)
+    with refused_with(429, "5 answers are under way or waiting") as error:
         asked(engine, Heard())
-    assert refused.value.status == 429 and refused.value.retry >= 1
-    with pytest.raises(Refused, match="6 answers are requested at once") as refused:
+    assert error.value.retry >= 1
+    with refused_with(400, "6 answers are requested at once"):
         asked(engine, *(Heard() for _ in range(6)))
-    assert refused.value.status == 400
     engine.cancel([one.job for one in held])
     assert wait_until(lambda: not engine.jobs, 60)
-    assert isinstance(asked(engine, Heard())[0].all()[-1], Ended)
+    assert isinstance(asked(engine, Heard())[0].end(), Ended)
     assert held[0].job.generation.answer.new_tokens < LONG["max_new_tokens"]
 
 
 def test_a_mistake_is_reported_to_whom_made_it_and_the_others_go_on(engine):
     wrong, long, fine = asked(engine, Heard([10**6]),
                               Heard([1] * 5000), Heard())
-    assert "the model knows" in wrong.all()[-1].message
-    assert long.all()[-1].code == "context_length_exceeded"
-    assert isinstance(fine.all()[-1], Ended)
-    with pytest.raises(ValueError, match="no"):
+    assert "the model knows" in wrong.end().message
+    assert long.end().code == "context_length_exceeded"
+    assert isinstance(fine.end(), Ended)
+    with refused("no"):
         engine.call(lambda pipeline: int("no")).result(60)
 
 
@@ -119,12 +131,12 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
         return PROMPT
 
     going = asked(engine, Heard(max_new_tokens=200))[0]
-    assert isinstance(going.events.get(timeout=600), Piece)
+    assert isinstance(going.next(), Piece)
     monkeypatch.setattr("serve.engine.checked_prompt_ids", slow)
     read = asked(engine, Heard())[0]
-    assert isinstance(going.all()[-1], Ended)
+    assert isinstance(going.end(), Ended)
     ended.set()
-    assert isinstance(read.all()[-1], Ended) and in_time == [True]
+    assert isinstance(read.end(), Ended) and in_time == [True]
 
 
 def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(words, monkeypatch):
@@ -138,11 +150,11 @@ def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(
     slow, quick, plain = Heard(), Heard(), Heard()
     slow.job.choice = slow.job.choice._replace(guide=Guide("regex", "slow"))
     quick.job.choice = quick.job.choice._replace(guide=Guide("regex", "quick"))
-    with running(lambda: Pipeline.open(**words, link="threads", max_requests=2), ServerLimits(2, 3, 60)) as engine:
+    with running(lambda: Pipeline.open(**words, max_requests=2), ServerLimits(2, 3, 60)) as engine:
         asked(engine, slow, quick, plain)
-        assert isinstance(quick.all()[-1], Ended) and isinstance(plain.all()[-1], Ended)
+        assert isinstance(quick.end(), Ended) and isinstance(plain.end(), Ended)
         [thread] = [thread for thread in threading.enumerate() if thread.name == "grammar"]
-    assert slow.all()[-1].code == "stopped" and not in_time and thread.daemon
+    assert slow.end().code == "stopped" and not in_time and thread.daemon
     release.set()
     thread.join()
 
@@ -178,7 +190,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     assert prompt_ids(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
 
 
-@pytest.mark.parametrize(("kind", "given"), [
+@pytest.mark.parametrize("kind, given", [
     (Completion, {"prompt": ["a"] * 999 + [5]}),
     (Chat, {"messages": [{"role": "user", "content": [5] * 999}]}),
     (ToTokenize, {"messages": [5] * 999})])
@@ -198,11 +210,11 @@ def test_no_garbage_is_looked_for_while_a_body_is_read():
 
 def test_nobody_waits_longer_than_the_server_allows(words):
     def opened():
-        return Pipeline.open(**words, link="threads")
+        return Pipeline.open(**words)
 
     with running(opened, ServerLimits(max_running=1, max_waiting=3, max_wait_seconds=0.2)) as engine:
         first, second = asked(engine, Heard(**LONG), Heard())
-        refused = second.all()[-1]
+        refused = second.end()
         assert (refused.status, refused.code) == (429, "waited_too_long")
         engine.cancel([first.job])
 
@@ -231,32 +243,31 @@ class Breaking:
 
 
 def breaking(words):
-    return lambda: Breaking(Pipeline.open(**words, link="threads"))
+    return lambda: Breaking(Pipeline.open(**words))
 
 
 def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(words, monkeypatch):
     closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
     monkeypatch.setattr("sys.stderr", closed)
-    with running(breaking(words), ServerLimits(1, 4, 60)) as engine:
+    with running(breaking(words), ONE_AT_ONCE) as engine:
         alone = asked(engine, Heard())[0].text
         Breaking.losses = ["rank 2 was lost"]
         under_way, *waiting = asked(engine, Heard(), Heard(), Heard())
-        lost = under_way.all()[-1]
+        lost = under_way.end()
         assert (lost.status, lost.code) == (503, "rank_lost") and "rank 2 was lost" in lost.message
         assert [one.text for one in waiting] == [alone, alone]
         assert engine.metrics.num_restarts._value.get() == 1 and engine.health.status == "ready"
 
 
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
-    with running(breaking(words), ServerLimits(1, 4, 60, restart=False)) as engine:
+    with running(breaking(words), ONE_AT_ONCE._replace(restart=False)) as engine:
         Breaking.losses = ["rank 2 was lost"]
-        ends = [one.all()[-1] for one in asked(engine, Heard(), Heard())]
+        ends = [one.end() for one in asked(engine, Heard(), Heard())]
         assert [(end.code, end.retry) for end in ends] == [("rank_lost", 0)] * 2
         assert ends[0].message == "the answer is lost: rank 2 was lost"
         assert wait_until(lambda: engine.health == ("lost", "rank 2 was lost"), 60)
-        with pytest.raises(Refused, match="rank 2 was lost") as refused:
+        with refused_with(503, "rank 2 was lost"):
             asked(engine, Heard())
-        assert refused.value.status == 503
 
 
 def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
@@ -266,12 +277,11 @@ def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
         later.append(engine.call(lambda held: "never asked"))
         raise PeerLost("rank 2 was lost")
 
-    with running(breaking(words), ServerLimits(1, 4, 60, restart=False)) as engine:
+    with running(breaking(words), ONE_AT_ONCE._replace(restart=False)) as engine:
         with pytest.raises(PeerLost):
             engine.call(lose).result(60)
-        with pytest.raises(Refused, match="rank 2 was lost") as refused:
+        with refused_with(503, "rank 2 was lost"):
             later[0].result(60)
-        assert refused.value.status == 503
         with pytest.raises(Refused, match="rank 2 was lost"):
             engine.call(lambda held: "never asked")
 
@@ -284,26 +294,26 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
         error = left.pop()
         if error:
             raise error
-        return Breaking(Pipeline.open(**words, link="threads"))
+        return Breaking(Pipeline.open(**words))
 
-    with running(opened, ServerLimits(1, 4, 60)) as engine:
+    with running(opened, ONE_AT_ONCE) as engine:
         Breaking.losses = ["rank 1 was lost"]
         under_way, waiting = asked(engine, Heard(), Heard())
-        assert under_way.all()[-1].code == "rank_lost"
-        assert isinstance(waiting.all()[-1], Ended) and len(left) == 1
+        assert under_way.end().code == "rank_lost"
+        assert isinstance(waiting.end(), Ended) and len(left) == 1
         assert engine.error is None
 
     def wrong():
         raise ValueError("there is no model")
 
-    with running(wrong, ServerLimits(1, 4, 60)) as engine:
+    with running(wrong, ONE_AT_ONCE) as engine:
         assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
     assert "there is no model" not in capsys.readouterr().err  # who started the engine says it
 
 
 def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
     keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
-            if key != "threads_per_rank"]
+            if key not in ("threads_per_rank", "link")]
     with live(*keys, "max_requests=1", "recover=false") as server:
         before = server.chat("hello", max_tokens=8).json()["choices"]
         got = {}
@@ -348,18 +358,18 @@ def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_p
     with running(lambda: next(opened)(), limits) as engine:
         Breaking.losses = ["rank 2 was lost"]
         under_way, late = asked(engine, Heard(), Heard())
-        assert under_way.all()[-1].code == "rank_lost"
+        assert under_way.end().code == "rank_lost"
         assert engine.health == ("restarting", "rank 2 was lost")
         engine.limits = limits._replace(max_wait_seconds=0)  # the promised time is over for those who wait now
-        assert late.all()[-1].code == "waited_too_long"
+        assert late.end().code == "waited_too_long"
         engine.limits = limits
         again.set()
-        assert isinstance(asked(engine, Heard())[0].all()[-1], Ended)
+        assert isinstance(asked(engine, Heard())[0].end(), Ended)
         Breaking.losses = ["rank 1 was lost"]
         under_way, waiting = asked(engine, Heard(), Heard())
-        assert under_way.all()[-1].code == "rank_lost"
+        assert under_way.end().code == "rank_lost"
         engine.stop()
-        assert waiting.all()[-1].code == "stopped"
+        assert waiting.end().code == "stopped"
         with pytest.raises(Refused, match="being stopped"):
             asked(engine, Heard())
         never.set()
@@ -376,11 +386,11 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stage, "apply", slow)
-        with running(lambda: Pipeline.open(**words, link="threads", timeout=1),
-                     ServerLimits(1, 4, 60)) as engine:
+        with running(lambda: Pipeline.open(**words, timeout=1),
+                     ONE_AT_ONCE) as engine:
             for requests in range(2):  # at rest, and with a request under way
                 found = asked(engine, *(Heard(**LONG) for _ in range(requests)))
-                assert all(isinstance(one.events.get(timeout=600), Piece) for one in found)
+                assert all(isinstance(one.next(), Piece) for one in found)
                 going.clear()
                 assert wait_until(lambda: engine.health.status == "silent", 60)
                 assert engine.health.reason.startswith("the ring has not answered for ")

@@ -5,10 +5,9 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 
-from tests.serving import QUESTION, server
+from tests.serving import refusal, server, user_says
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
 __all__ = ["server"]  # a fixture
@@ -25,12 +24,10 @@ def said(got) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
-def test_a_schema_is_kept_whole_and_streamed_by_openais_client(server):
-    messages = [{"role": "user", "content": QUESTION}]
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        asked = {"model": "toy", "messages": messages, "response_format": FORMAT, "temperature": 0.9, "seed": 3}
-        whole = sdk.chat.completions.create(**asked)
-        chunks = list(sdk.chat.completions.create(**asked, stream=True))
+def test_a_schema_is_kept_whole_and_streamed_by_openais_client(create_chat):
+    asked = {"model": "toy", "messages": user_says(), "response_format": FORMAT, "temperature": 0.9, "seed": 3}
+    whole = create_chat(**asked)
+    chunks = list(create_chat(**asked, stream=True))
     person = json.loads(whole.choices[0].message.content)
     assert person.keys() == {"name", "age"}
     assert len(person["name"]) <= 8 and 0 <= person["age"] <= 120
@@ -58,7 +55,7 @@ def test_any_object_is_an_object_as_far_as_there_is_room(server):
         assert isinstance(json.loads(got["message"]["content"]), dict)
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), [
+@pytest.mark.parametrize("fields, param, words", [
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, "response_format",
@@ -72,7 +69,7 @@ def test_any_object_is_an_object_as_far_as_there_is_room(server):
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are both given")])
 def test_what_cannot_be_met_is_refused_by_its_field(server, fields, param, words):
     got = server.chat(**fields)
-    assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
+    assert refusal(got, "param") == (400, param), got.text
     assert words in got.json()["error"]["message"]
 
 
@@ -81,8 +78,7 @@ LIMITED = {"guided_regex": "(([a-z]{1,300} ){1,300}){1,300}END", "temperature": 
 
 def test_a_grammar_that_reaches_a_limit_ends_in_an_error_each_time_and_never_in_half_an_answer(server):
     for _ in range(2):
-        got = server.chat(**LIMITED)
-        assert (got.status_code, got.json()["error"]["message"]) == (400, LIMIT), got.text
+        assert refusal(server.chat(**LIMITED), "message") == (400, LIMIT)
     lines = server.chat(**LIMITED, stream=True).text.split("\n\n")
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == LIMIT
     assert re.fullmatch("[a-c]{4}", said(server.chat(guided_regex="[a-c]{4}")))

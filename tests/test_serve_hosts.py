@@ -4,7 +4,6 @@ The other boards are processes that meet the server over loopback, each of them 
 """
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,12 +14,14 @@ import pytest
 
 from launch.pipeline import Pipeline
 from scripts.serve import build, main
+from tests.json_files import load_json
 from tests.saved import boards_of, here, wait_until
 from tests.serving import live
 from tests.test_hosts import ends, meet_here, said, starting
 
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
-RUN = ("recover=false", "template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
+UNENDED = ("template=none", "ignore_eos=true")
+RUN = ("recover=false", *UNENDED, "dtype=float64", "timeout=2")
 AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are sent
 HOST = socket.gethostname()
 
@@ -47,8 +48,8 @@ def text(saved, tmp_path_factory):
     """What run_pipe.sh answers with the options of SAMPLED."""
     output = tmp_path_factory.mktemp("pipe") / "answer.json"
     asked = ("prompt=tell me more", "temperature=0.8", "seed=5", "max_new_tokens=24", f"output={output}")
-    assert here(f"model_dir={saved / '0+2+2'}", "template=none", "ignore_eos=true", *asked) == 0
-    return json.loads(output.read_text())["text"]
+    assert here(f"model_dir={saved / '0+2+2'}", *UNENDED, *asked) == 0
+    return load_json(output)["text"]
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from model.sample import Sampler
 from model.text import Text, TokenTexts
 from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
-from tests.serving import QUESTION, server
-from tests.test_text import MIXED, bytelevel, sentencepiece
+from tests.serving import QUESTION, refusal, server, user_says
+from tests.test_text import MIXED, bytelevel, plain_ids, sentencepiece
 
 __all__ = ["server"]  # a fixture
-TALK = [{"role": "user", "content": QUESTION}]
+TALK = user_says()
 NEW, SEED, TEMPERATURE = 24, 5, 0.8
 SAMPLED = {"model": "toy", "temperature": TEMPERATURE, "seed": SEED, "max_tokens": NEW}
 
@@ -42,11 +42,11 @@ def near(said, expected):
     torch.testing.assert_close(torch.tensor(said), torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
 
-def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, sdk, reference, spell):
-    prompt = server.post("/tokenize", messages=TALK).json()["tokens"]
+def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, create_chat, reference, spell):
+    prompt = server.tokenize(messages=TALK)
     ids, said_TV = rows(reference, prompt, NEW)
-    got = sdk.chat.completions.create(messages=TALK,
-                                      logprobs=True, top_logprobs=3, **SAMPLED).choices[0]
+    fields = {"messages": TALK, "logprobs": True, "top_logprobs": 3, **SAMPLED}
+    got = create_chat(**fields).choices[0]
     content = got.logprobs.content
     assert len(content) == NEW and got.finish_reason == "length"
     for entry, token, said_V in zip(content, ids, said_TV[len(prompt) - 1:]):
@@ -58,9 +58,7 @@ def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, sdk, 
         near([other.logprob for other in entry.top_logprobs], best.values.tolist())
     assert b"".join(bytes(entry.bytes) for entry in content).decode().lstrip(" ") == got.message.content.lstrip(" ")
 
-    chunks = list(sdk.chat.completions.create(messages=TALK,
-                                              logprobs=True, top_logprobs=3, stream=True, **SAMPLED))
-    first, *middle, last = [chunk.choices[0] for chunk in chunks]
+    first, *middle, last = [chunk.choices[0] for chunk in create_chat(stream=True, **fields)]
     assert first.logprobs is None and last.logprobs is None and last.finish_reason == "length"
     streamed = [entry for chunk in middle for entry in chunk.logprobs.content]
     assert [entry.token for entry in streamed] == [entry.token for entry in content]
@@ -68,13 +66,12 @@ def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, sdk, 
 
 
 def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, sdk, reference, spell):
-    prompt = server.post("/tokenize", prompt=f"Grüße! {QUESTION}").json()["tokens"]
+    prompt = server.tokenize(prompt=f"Grüße! {QUESTION}")
     ids, said_TV = rows(reference, prompt, NEW)
     asked = {"prompt": prompt, "logprobs": 2, "echo": True, **SAMPLED}
     got = sdk.completions.create(**asked).choices[0]
     found = got.logprobs
-    assert found.tokens[0] == "<s>"
-    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    assert (found.tokens[0], found.token_logprobs[0], found.top_logprobs[0]) == ("<s>", None, None)
     assert "bytes:\\xc3" in found.tokens
     expected = [said_V[token].item()
                 for token, said_V in zip((prompt + ids)[1:], said_TV)]
@@ -89,17 +86,18 @@ def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, 
 
     chunks = [chunk.choices[0] for chunk in sdk.completions.create(stream=True, **asked)]
     assert "".join(chunk.text for chunk in chunks) == got.text
-    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
-    assert sum((part.tokens for part in parts), []) == found.tokens
-    assert sum((part.text_offset for part in parts), []) == found.text_offset
-    near(sum((part.token_logprobs for part in parts), [])[1:], expected)
+
+    def joined(field):
+        return sum((getattr(chunk.logprobs, field) for chunk in chunks if chunk.logprobs), [])
+
+    assert joined("tokens") == found.tokens and joined("text_offset") == found.text_offset
+    near(joined("token_logprobs")[1:], expected)
 
 
-def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each_token_alone(server, sdk):
-    text = sdk.chat.completions.create(messages=TALK, **SAMPLED).choices[0].message.content
+def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each_token_alone(server, sdk, create_chat):
+    text = create_chat(messages=TALK, **SAMPLED).choices[0].message.content
     stop = text[30:34]
-    got = sdk.chat.completions.create(messages=TALK,
-                                      stop=stop, logprobs=True, **SAMPLED).choices[0]
+    got = create_chat(messages=TALK, stop=stop, logprobs=True, **SAMPLED).choices[0]
     written = "".join(entry.token for entry in got.logprobs.content).lstrip(" ")
     assert written.startswith(got.message.content)
     assert got.message.content == text[:text.index(stop)]
@@ -113,21 +111,21 @@ def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each
     assert sdk.completions.create(prompt="Name a fish.", **SAMPLED).choices[0].logprobs is None
 
 
-@pytest.mark.parametrize(("path", "fields", "param"), [
+@pytest.mark.parametrize("path, fields, param", [
     ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
     ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat/completions", {"logprobs": 3}, "logprobs"), ("completions", {"logprobs": 6}, "logprobs"),
     ("completions", {"logprobs": True}, "logprobs")])
 def test_a_wish_that_the_protocol_has_not_is_refused(server, path, fields, param):
     got = server.post(f"/v1/{path}", messages=TALK, prompt="a", max_tokens=1, **fields)
-    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
+    assert refusal(got, "param") == (400, param)
 
 
 @pytest.mark.parametrize("kind", [sentencepiece, bytelevel])
 def test_the_bytes_of_tokens_together_are_those_of_a_text(tmp_path, kind):
     text = Text(kind(tmp_path / "tokenizer"))
     spelled = TokenTexts(text.tokenizer)
-    ids = text.tokenizer(MIXED, add_special_tokens=False)["input_ids"]
+    ids = plain_ids(text.tokenizer, MIXED)
     data = b"".join(spelled(token).data for token in ids)
     assert data.decode().lstrip(" ") == MIXED
     assert not all(spelled(token).whole for token in ids) and all(spelled(token).name.isprintable() or

@@ -8,8 +8,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +16,8 @@ from launch.pipeline import Pipeline
 from serve.page_files import FILES
 from serve.text_chunks import END_TOKEN, readable_token, snapshot
 from tests.browser import MISSING, browser
-from tests.saved import wait_until
-from tests.serving import QUESTION, live
+from tests.saved import run_program, wait_until
+from tests.serving import QUESTION, live, text_of
 from tests.sources import ROOT
 
 PAGE = ROOT / "serve" / "page"
@@ -76,44 +74,48 @@ def test_a_token_that_ends_an_answer_has_a_name_and_others_read_as_text():
     assert [readable_token(token, text) for token in pieces] == [END_TOKEN, " fox", "es", "\n"]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
-def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tmp_path: Path):
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
+
+
+def printed_by_node(folder, program):
+    """What a program prints, read as JSON."""
+    path = folder / "program.js"
+    path.write_text(program)
+    return json.loads(run_program("node", path, check=True).stdout)
+
+
+@needs_node
+def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tmp_path):
     layout = re.search(r"^function layout.*?^}", SCRIPT, re.S | re.M)[0]
     guesses = [{"id": number, "parent": parent, "score": score} for number, parent, score in (
         (4, None, -0.1), (5, 4, -0.9),
         (7, 4, -0.2), (9, None, -3))]
-    program = tmp_path / "places.js"
-    program.write_text(f"{layout}\nconst found = [...layout({json.dumps(guesses)}).entries()]\n"
-                       "console.log(JSON.stringify(found.map(([id, one]) => [id, one.depth, one.line])))")
-    ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(ran.stdout)) == [[4, 0, 0],
-                                              [5, 1, 1], [7, 1, 0], [9, 0, 2]]
+    rows = printed_by_node(tmp_path, f"{layout}\nconst found = [...layout({json.dumps(guesses)}).entries()]\n"
+                           "console.log(JSON.stringify(found.map(([id, one]) => [id, one.depth, one.line])))")
+    assert sorted(rows) == [[4, 0, 0], [5, 1, 1], [7, 1, 0], [9, 0, 2]]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
-def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp_path: Path):
+@needs_node
+def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp_path):
     functions = "\n".join(re.search(rf"^function {name}.*?}}$", SCRIPT, re.S | re.M)[0]
                           for name in ("markOf", "plainOf", "speedOf", "figuresOf"))
     sights = [{"kind": "real", "profile": "none", "plain": 60.04, "measured": False},
               {"kind": "emulated", "profile": "jetson-7b", "plain": 3.84, "measured": True},
               {"kind": "real", "profile": "none", "plain": 0, "measured": False}]
     counts = {"tokens": 11, "decode": 1, "accepted_length": 2, "accepted": 3, "sent": 9}
-    program = tmp_path / "figures.js"
-    program.write_text(f"{functions}\nconsole.log(JSON.stringify("
-                       f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
-    ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
+    lines = printed_by_node(tmp_path, f"{functions}\nconsole.log(JSON.stringify("
+                            f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
     rest = "; 3 of 9 guesses accepted, 2.00 tokens per verification"
-    assert json.loads(ran.stdout) == [
+    assert lines == [
         f"11 tokens, 10.0 tokens/s, plain decoding: about 60.0 (estimate){rest}",
         f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), plain decoding: 3.8 (measured){rest}",
         f"11 tokens, 10.0 tokens/s{rest}"]
 
 
 def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
-    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
-    plain = server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
-    got = server.post("/v1/chat/completions", **asked, stream=True, flowspec_tree=True).text
-    events = [event.partition("data: ") for event in got.split("\n\n") if event]
+    plain = text_of(server.chat(max_tokens=60))
+    streamed = server.chat(max_tokens=60, stream=True, flowspec_tree=True).text
+    events = [event.partition("data: ") for event in streamed.split("\n\n") if event]
     trees = [json.loads(data) for kind, _, data in events if kind == "event: tree\n"]
     chunks = [json.loads(data) for kind, _, data in events if not kind and data != "[DONE]"]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == plain
@@ -153,7 +155,7 @@ WATCH = """window.seen = [];
   window.key = (key, alt) => document.dispatchEvent(new KeyboardEvent("keydown", { key, altKey: Boolean(alt) }));"""
 ANSWERS = "return [...document.querySelectorAll('.assistant .content')].map((shown) => shown.textContent.trim())"
 QUESTIONS = "return [...document.querySelectorAll('#questions button')].map((button) => button.textContent)"
-FITS = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+FITS = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +188,13 @@ def desk(server, window):
     return visit(window, server.url, settings={"max_tokens": "40"})
 
 
+def becomes(page, condition):
+    """Whether something gets true on the page."""
+    return wait_until(lambda: page.run(f"return {condition}"), 60)
+
+
 def over(page):
-    return wait_until(lambda: page.run("return !asking && talk.length && talk.at(-1).role === 'assistant'"), 60)
+    return becomes(page, "!asking && talk.length && talk.at(-1).role === 'assistant'")
 
 
 def ask(page, question=QUESTION):
@@ -195,8 +202,14 @@ def ask(page, question=QUESTION):
     page.press(*question, ENTER)
 
 
+def hear_out(page, question=QUESTION):
+    """Ask, and wait for the whole answer."""
+    ask(page, question)
+    assert over(page)
+
+
 def test_an_empty_start_names_model_and_method_and_offers_three_questions(page):
-    assert wait_until(lambda: page.run("return Boolean(at('empty') && model)"), 60)
+    assert becomes(page, "Boolean(at('empty') && model)")
     assert page.run("return at('empty').querySelector('h2').textContent") == "Ask toy"
     method = "continuous with guesses from eagle, 4 stages"
     assert page.run("return at('empty').querySelector('p').textContent") == method
@@ -207,20 +220,17 @@ def test_an_empty_start_names_model_and_method_and_offers_three_questions(page):
 
 
 def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(server, page):
-    ask(page)
-    assert over(page)
-    assert page.run(ANSWERS) == [server.chat(max_tokens=40).json()["choices"][0]["message"]["content"].strip()]
+    hear_out(page)
+    assert page.run(ANSWERS) == [text_of(server.chat(max_tokens=40)).strip()]
     seen = page.run("return seen")
     assert any(circles > 0 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
     assert "plain decoding: about" in page.run("return document.querySelector('.assistant .figures').textContent")
     assert "</s>" not in page.run("return document.body.textContent")
-    width, room = page.run(FITS)
-    assert width <= room
+    assert page.run(FITS)
 
 
 def test_the_last_guesses_stay_and_can_be_stepped_through(page):
-    ask(page)
-    assert over(page)
+    hear_out(page)
     last = page.run("return sights.length - 1")
     shown = page.run("return Number(at('step').value)")
     assert page.run("return at('live').hidden || at('steps').hidden") is False
@@ -235,8 +245,7 @@ def test_the_last_guesses_stay_and_can_be_stepped_through(page):
 
 def test_stopping_is_no_error_and_keys_ask_again(desk):
     desk.run("window.weary = true")
-    ask(desk, "Tell me a story.")
-    assert over(desk)
+    hear_out(desk, "Tell me a story.")
     assert desk.run("return [talk.at(-1).note, talk.at(-1).error]") == ["stopped", None]
     assert desk.run("return [...document.querySelectorAll('.error')].every((line) => line.hidden)") is True
     stopped = desk.run(ANSWERS)[-1]
@@ -248,8 +257,8 @@ def test_stopping_is_no_error_and_keys_ask_again(desk):
 def test_a_reload_keeps_the_question_and_what_had_arrived_of_the_answer(server, desk):
     desk.run("window.reloads = true")
     ask(desk)
-    assert wait_until(lambda: desk.run("return typeof seen === 'undefined' && talk.length === 2"), 60)
-    whole = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    assert becomes(desk, "typeof seen === 'undefined' && talk.length === 2")
+    whole = text_of(server.chat(max_tokens=40))
     [partial] = desk.run(ANSWERS)
     assert desk.run("return talk[0].content") == QUESTION and len(partial) > 20 and whole.strip().startswith(partial)
     assert desk.run("return document.querySelector('.assistant .note').textContent").startswith("interrupted: ")
@@ -260,8 +269,7 @@ def test_a_reload_keeps_the_question_and_what_had_arrived_of_the_answer(server, 
 def test_theme_settings_conversation_and_an_unsent_question_survive_a_reload(server, desk):
     desk.run("at('theme').click(); at('settings').click(); at('fields').elements.top_p.value = '0.5';"
              "at('settings_dialog').close()")
-    ask(desk)
-    assert over(desk)
+    hear_out(desk)
     theme, answers = desk.run("return document.documentElement.dataset.theme"), desk.run(ANSWERS)
     desk.press(*"And then")
     desk.open(server.url)
@@ -271,20 +279,18 @@ def test_theme_settings_conversation_and_an_unsent_question_survive_a_reload(ser
 
 
 def test_a_new_conversation_is_begun_only_after_a_question(desk):
-    ask(desk)
-    assert over(desk)
+    hear_out(desk)
     for press, left in (("[value=keep]", 2), ("[value=begin]", 0)):
         desk.run("at('fresh').click()")
         assert desk.run("return at('fresh_dialog').open") is True
         desk.run(f"at('fresh_dialog').querySelector('{press}').click()")
-        assert wait_until(lambda: desk.run("return !at('fresh_dialog').open"), 60)
-        assert wait_until(lambda left=left: desk.run("return talk.length") == left, 60)
+        assert becomes(desk, "!at('fresh_dialog').open")
+        assert becomes(desk, f"talk.length === {left}")
     assert desk.run("return Boolean(at('empty'))") is True
 
 
 def test_a_text_that_looks_like_markup_stays_a_text(desk):
-    ask(desk, "<b>hello</b>")
-    assert over(desk)
+    hear_out(desk, "<b>hello</b>")
     assert desk.run("return document.querySelector('.user .content').textContent") == "<b>hello</b>"
     assert desk.run("return count('.turn b')") == 0
 
@@ -313,10 +319,9 @@ def test_markdown_is_shown_without_a_models_own_markup_and_code_can_be_copied(se
     assert "<img src=x" in page.run("return document.querySelector('.assistant .content').textContent")
     page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; };"
              "document.querySelector('.block button').click()")
-    assert wait_until(lambda: page.run("return document.querySelector('.block button').textContent === 'Copied'"), 60)
+    assert becomes(page, "document.querySelector('.block button').textContent === 'Copied'")
     assert page.run("return [copied, window.harmed]") == ['print("</s> <b>")\n', None]
-    width, room = page.run(FITS)
-    assert width <= room
+    assert page.run(FITS)
     hosts = page.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin)")
     assert len(hosts) >= len(FILES) - 1 and set(hosts) == {server.url}
 
@@ -324,23 +329,21 @@ def test_markdown_is_shown_without_a_models_own_markup_and_code_can_be_copied(se
 def test_a_key_is_asked_for_in_place(window):
     with live("link=threads", "api_key=secret") as locked:
         page = visit(window, locked.url, "phone")
-        assert wait_until(lambda: page.run("return Boolean(at('unlock'))"), 60)
+        assert becomes(page, "Boolean(at('unlock'))")
         assert page.accessible("#unlock_key")[1] == "This server asks for its key:"
         page.run("at('unlock_key').value = 'wrong'; at('unlock').requestSubmit()")
-        assert wait_until(lambda: "does not accept" in page.run("return at('talk').textContent"), 60)
-        ask(page)  # a question waits for the key
-        assert over(page)
+        assert becomes(page, "at('talk').textContent.includes('does not accept')")
+        hear_out(page)  # a question waits for the key
         page.run("at('unlock_key').value = 'secret'; at('unlock').requestSubmit()")
-        assert wait_until(lambda: page.run("return !asking && talk.length === 2 && talk[1].content.length > 0"), 60)
+        assert becomes(page, "!asking && talk.length === 2 && talk[1].content.length > 0")
         assert page.run("return [at('unlock'), model.id]") == [None, "toy"]
         page.open(locked.url)
-        assert wait_until(lambda: page.run("return model && model.id") == "toy", 60)
+        assert becomes(page, "model && model.id === 'toy'")
         assert "secret" not in page.run("return JSON.stringify(localStorage)")
 
 
 def test_a_screen_reader_hears_what_each_part_is(desk):
-    ask(desk)
-    assert over(desk)
+    hear_out(desk)
     assert desk.accessible("#talk") == ("log", "Conversation")
     assert desk.accessible(".user") == ("article", "You") and desk.accessible(".assistant") == ("article", "toy")
     assert desk.accessible("#prompt") == ("textbox", "Your message")
@@ -361,7 +364,6 @@ def test_nothing_is_wider_than_a_narrow_screen_and_a_tree_fits_its_place(page):
         showTree({ guesses }, "a text");
         showMeters({ busy: Array(9).fill(.5), plain: 3, tokens: 5, decode: 1, kind: "emulated",
             profile: "jetson-7b" })""")
-    width, room = page.run(FITS)
-    assert width <= room
+    assert page.run(FITS)
     assert page.run("return at('tree').scrollHeight - at('tree').offsetHeight") <= 0
     assert page.run("return count('#tree circle')") > 6

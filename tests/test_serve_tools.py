@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from tests.serving import QUESTION, live
+from tests.serving import live, refusal, user_says
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
 HERMES = """{% if messages[0].content == "refuse" %}{{ raise_exception("no such role") }}{% endif -%}
@@ -23,8 +23,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "S
     "required": ["city", "days"],
     "additionalProperties": False}}}
 STOP = {"type": "function", "function": {"name": "stop"}}
-MESSAGES = [{"role": "user", "content": QUESTION}]
-ASKED = {"model": "toy", "messages": MESSAGES, "temperature": 1, "seed": 7, "tools": [WEATHER, STOP]}
+ASKED = {"model": "toy", "messages": user_says(), "temperature": 1, "seed": 7, "tools": [WEATHER, STOP]}
 
 
 def served(folder, template):
@@ -38,10 +37,10 @@ def server(tmp_path_factory):
         yield started
 
 
-def streamed(sdk, **asked):
+def streamed(create_chat, **asked):
     """The text, the calls and the reason of a stream."""
     text, calls, reason = "", {}, None
-    for chunk in sdk.chat.completions.create(**asked, stream=True):
+    for chunk in create_chat(**asked, stream=True):
         [choice] = chunk.choices
         text += choice.delta.content or ""
         for call in choice.delta.tool_calls or []:
@@ -51,65 +50,67 @@ def streamed(sdk, **asked):
     return text, [*calls.values()], reason
 
 
-def check(name, arguments):
-    given = json.loads(arguments)
-    if name == "weather":
-        assert given.keys() == {"city", "days"}
-        assert given["city"] in ("Paris", "Rome") and 1 <= given["days"] <= 9
-    else:
-        assert (name, given) == ("stop", {})
+def check(*calls):
+    """Each of these pairs of a tool's name and its arguments is as the tool wants it."""
+    for name, arguments in calls:
+        values = json.loads(arguments)
+        if name == "weather":
+            assert values.keys() == {"city", "days"}
+            assert values["city"] in ("Paris", "Rome") and 1 <= values["days"] <= 9
+        else:
+            assert (name, values) == ("stop", {})
+
+
+def named_calls(message):
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_calls_that_must_come_are_held_by_a_grammar_whole_and_streamed(sdk, choice):
+def test_calls_that_must_come_are_held_by_a_grammar_whole_and_streamed(create_chat, choice):
     asked = {**ASKED, "tool_choice": choice, "max_tokens": 400}
-    whole = sdk.chat.completions.create(**asked).choices[0]
-    calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
-    assert streamed(sdk, **asked) == ("", calls, "tool_calls") and whole.finish_reason == "tool_calls"
+    whole = create_chat(**asked).choices[0]
+    calls = named_calls(whole.message)
+    assert streamed(create_chat, **asked) == ("", calls, "tool_calls") and whole.finish_reason == "tool_calls"
     assert whole.message.content is None
     assert len({call.id for call in whole.message.tool_calls}) == len(calls)
-    for name, arguments in calls:
-        check(name, arguments)
+    check(*calls)
     if choice != "required":
         assert [name for name, _ in calls] == ["weather"]
-    [only] = sdk.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message.tool_calls
-    check(only.function.name, only.function.arguments)
+    [only] = named_calls(create_chat(**asked, parallel_tool_calls=False).choices[0].message)
+    check(only)
 
 
-def test_a_call_in_a_free_answer_is_found_behind_its_text(sdk):
+def test_a_call_in_a_free_answer_is_found_behind_its_text(create_chat):
     said = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
     asked = {**ASKED, "extra_body": {"guided_choice": [said]}}
-    whole = sdk.chat.completions.create(**asked).choices[0]
+    whole = create_chat(**asked).choices[0]
     assert (whole.message.content, whole.finish_reason) == ("I look.\n", "tool_calls")
-    assert streamed(sdk, **asked) == ("I look.\n", [("weather", '{"city": "Rome", "days": 2}')], "tool_calls")
+    assert streamed(create_chat, **asked) == ("I look.\n", [("weather", '{"city": "Rome", "days": 2}')], "tool_calls")
     plain = {**asked, "tool_choice": "none"}
-    assert sdk.chat.completions.create(**plain).choices[0].message.content == said
+    assert create_chat(**plain).choices[0].message.content == said
 
 
-def test_the_tool_loop_of_openais_client_goes_round(server, sdk):
-    messages = list(MESSAGES)
-    first = sdk.chat.completions.create(**{**ASKED, "messages": messages}, tool_choice="required").choices[0].message
-    messages.append(first)
+def test_the_tool_loop_of_openais_client_goes_round(server, create_chat):
+    first = create_chat(**ASKED, tool_choice="required").choices[0].message
+    messages = [*user_says(), first]
     messages += [{"role": "tool", "tool_call_id": call.id, "content": "Sun."} for call in first.tool_calls]
-    last = sdk.chat.completions.create(**{**ASKED, "messages": messages, "tool_choice": "none"}, max_tokens=8)
+    last = create_chat(**{**ASKED, "messages": messages, "tool_choice": "none"}, max_tokens=8)
     assert last.choices[0].message.content
     assert last.choices[0].finish_reason in ("stop", "length")
-    shown = server.post("/tokenize",
-                        messages=[m if isinstance(m, dict) else m.model_dump() for m in messages])
-    text = server.engine.call(lambda pipeline: pipeline.text.decode(shown.json()["tokens"])).result(60)
+    ids = server.tokenize(messages=[m if isinstance(m, dict) else m.model_dump() for m in messages])
+    text = server.engine.call(lambda pipeline: pipeline.text.decode(ids)).result(60)
     assert "tool: Sun." in text and '<tool_call>\n{"name": "' in text
 
 
 def test_llamas_form_is_written_and_read_too(tmp_path):
     with served(tmp_path, LLAMA) as started, openai.OpenAI(base_url=f"{started.url}/v1", api_key="none") as sdk:
         asked = {**ASKED, "tool_choice": "required", "max_tokens": 400}
-        text, calls, reason = streamed(sdk, **asked)
+        text, calls, reason = streamed(sdk.chat.completions.create, **asked)
         assert (text, reason) == ("", "tool_calls") and calls
-        for name, arguments in calls:
-            check(name, arguments)
+        check(*calls)
 
 
-@pytest.mark.parametrize(("fields", "param"), [
+@pytest.mark.parametrize("fields, param", [
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -118,11 +119,11 @@ def test_llamas_form_is_written_and_read_too(tmp_path):
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "no"}}}],
       "tool_choice": "required"}, "tools")])
 def test_what_cannot_be_called_is_refused_by_its_field(server, fields, param):
-    got = server.post("/v1/chat/completions", **{**ASKED, **fields})
-    assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
+    got = server.chat(**{**ASKED, **fields})
+    assert refusal(got, "param") == (400, param), got.text
 
 
 def test_messages_that_the_template_does_not_take_are_the_clients_to_change(server):
-    got = server.post("/v1/chat/completions", messages=[{"role": "system", "content": "refuse"}, *MESSAGES])
-    assert (got.status_code, got.json()["error"]["message"]) == (
+    got = server.chat(messages=[{"role": "system", "content": "refuse"}, *user_says()])
+    assert refusal(got, "message") == (
         400, "this model's chat template does not take these messages (TemplateError: no such role): change them")

@@ -26,7 +26,7 @@ def generation_of(text, foreseen, plain_tokens=0):
     return Generation(answer, settled, None, OFF)
 
 
-@pytest.mark.parametrize(("num_tokens", "foreseen", "runs"), [
+@pytest.mark.parametrize("num_tokens, foreseen, runs", [
     (0, [], []), (1, [], []),
     (2, [], [0]),  # the second token was verified beside a wrong guess
     (6, [4, 5, 7], [2, 1]), (6, [1, 4, 6, 7], [1, 2]),

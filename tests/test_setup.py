@@ -42,8 +42,7 @@ UV = r"""#!/usr/bin/env bash
 echo "uv ${@: -1}" >>"$TOP/asked"
 ! [ -e "$TOP/uv_fails" ]
 """
-TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "flock", "grep", "mkdir", "rm", "sed", "sleep",
-         "touch", "uname")
+TOOLS = "bash cat cksum cp dirname env flock grep mkdir rm sed sleep touch uname".split()
 START = ("bash", "-c", 'set -euo pipefail; source scripts/env.sh; make_env "$@"; echo "$PY"', "start")
 
 
@@ -92,6 +91,12 @@ class Clone:
         """The exit code, and the last line on standard error or else on standard output."""
         out, err, code = end(self.begin(*lists, **options))
         return code, (err or out).splitlines()[-1]
+
+    def refusal(self, *lists: str, **options) -> str:
+        """What is said of a start that cannot be."""
+        code, said = self.start(*lists, **options)
+        assert code == 2
+        return said
 
     @property
     def ready(self) -> tuple[int, str]:
@@ -181,14 +186,14 @@ NESTED = """\
 error: subprocess-exited-with-error
 × pip subprocess to install build dependencies did not run successfully.
 """
-@pytest.mark.parametrize(("says", "reason"), [
+@pytest.mark.parametrize("says, reason", [
     (OFFLINE, "No matching distribution found for torch==2.13.0 (connection broken: [Errno 101] Network is "
               "unreachable); check the network and pip's settings"),
     (FULL, "Could not install packages due to an OSError: [Errno 28] No space left on device; free some space in ROOT "
            "and /tmp"),
     (NESTED, "No matching distribution found for setuptools>=40.8.0; check the network and pip's settings"),
     ("WARNING: something else\n", "it ended with exit code 1; fix that"),
-], ids=["offline", "full", "nested", "mute"])
+], ids="offline full nested mute".split())
 def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clone, says, reason):
     (clone.top / "says").write_text(says)
     got = f"{reason}, then type the command again.".replace("ROOT", str(clone.root))
@@ -199,8 +204,8 @@ def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clo
 
 def test_what_venv_complains_of_is_reported(clone):
     (clone.top / "venv_says").write_text("some words\nError: [Errno 28] No space left on device\n")
-    code, said = clone.start()
-    assert code == 2 and "could not make" in said and "Error: [Errno 28] No space left on device; fix that" in said
+    said = clone.refusal()
+    assert "could not make" in said and "Error: [Errno 28] No space left on device; fix that" in said
 
 
 @pytest.mark.parametrize("lack", ["pip", "python"])
@@ -227,7 +232,7 @@ def test_a_second_start_waits_for_the_first_even_if_that_was_killed_and_finds_al
     assert len(clone.asked) == 1
 
 
-@pytest.mark.parametrize(("signum", "code"),
+@pytest.mark.parametrize("signum, code",
                          [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_start_that_is_stopped_leaves_nothing_in_the_way_of_the_next(clone, signum, code):
     begun = clone.begin_and_wait()
@@ -252,22 +257,22 @@ def reopen(folder: Path) -> None:
 
 
 def test_a_clone_that_may_only_be_read_serves_if_it_is_ready_and_else_says_what_to_do(clone):
-    code, said = clone.start(**shut(clone.root))
-    assert code == 2 and f"you may not write to {clone.root}: let its owner" in said
+    said = clone.refusal(**shut(clone.root))
+    assert f"you may not write to {clone.root}: let its owner" in said
     reopen(clone.root)
     assert clone.start()[0] == 0
     assert clone.start(**shut(clone.root)) == clone.ready
-    code, said = clone.start("tests/requirements.txt", **shut(clone.root))
-    assert code == 2 and f"you may not write to {clone.root}/.venv: let its owner" in said
+    said = clone.refusal("tests/requirements.txt", **shut(clone.root))
+    assert f"you may not write to {clone.root}/.venv: let its owner" in said
     reopen(clone.root)
 
 
 def test_a_python_that_cannot_make_environments_is_passed_over_or_refused(clone):
     (clone.bin / "python3" / "no_ensurepip").touch()
-    code, said = clone.start()
-    assert code == 2 and "no Python 3.10 or newer with its venv module was found" in said and "python3-venv" in said
+    said = clone.refusal()
+    assert "no Python 3.10 or newer with its venv module was found" in said and "python3-venv" in said
     old = clone.python("python3.13", "old")
-    code, said = clone.start(env={"PYTHON": str(old)})
-    assert code == 2 and f"PYTHON={old} is not Python 3.10 or newer with its venv module: name another" in said
+    said = clone.refusal(env={"PYTHON": str(old)})
+    assert f"PYTHON={old} is not Python 3.10 or newer with its venv module: name another" in said
     clone.python("python3.12")
     assert clone.start()[0] == 0

@@ -1,7 +1,6 @@
 """SpecInfer's commands and files: what each flag means here, what is refused, and the texts that come."""
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInf
 from launch.pipeline import Pipeline
 from pipeline.answers import Answer
 from tests.checkpoints import refused
+from tests.json_files import save_json
 
 LLM = str(TOY / "llama")
 SSM = str(TOY / "draft_a")
@@ -40,7 +40,7 @@ KNOWN = """
 @pytest.fixture
 def prompts(tmp_path):
     path = tmp_path / "prompts.json"
-    path.write_text(json.dumps(PROMPTS))
+    save_json(path, PROMPTS)
     return str(path)
 
 
@@ -48,41 +48,46 @@ def keys(*argv, of="spec_infer"):
     return raw_values(read(of, argv).words)
 
 
+def typed(words):
+    """The values of keys by their names, as a person types them."""
+    return dict(word.split("=", 1) for word in words.split())
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 
-ROWS = {
-    "--max-sequence-length 256": {"max_length": "256", "max_new_tokens": "256"},
-    "--max-length 128": {"max_length": "128", "max_new_tokens": "128"},
-    "--max-length 128 --max-sequence-length 64": {"max_length": "64", "max_new_tokens": "64"},
-    "--max-output-length 7": {"max_new_tokens": "7"},
-    "--do-sample": {"temperature": "1"},
-    "--temperature 0.3 --do-sample": {"temperature": "0.3"},
-    "--do-sample --topp 0.8": {"temperature": "1", "top_p": "0.8"},
-    "--sampling-seed 5": {"seed": "5"},
-    "--spec-sampling": {"verify": "mss"},
-    "--expansion-degree 4": {"expansion": "1,1,4,1,1,1,1,1"},
-    "--expansion-degree -1": {"expansion": "1,1,1,1,1,1,1,1"},
-    "--use-full-precision": {"dtype": "float32"},
-    "--use-bf16-precision": {"dtype": "bfloat16"},
-    "--use-bf16": {"dtype": "bfloat16"},
-    "--4bit-quantization": {"quant": "nf4"},
-    "--8bit-quantization": {"quant": "int8"},
-    "-pipeline-parallelism-degree 3": {"stages": "3"},
-    "-tensor-parallelism-degree 2": {"tp": "2"},
-    "--max-tokens-per-prefilling-batch 32": {"prefill_chunk": "32"},
-    "-prompt asked.json": {"question_file": "asked.json", "template": "none"},
-    "-output-file out": {"lines": "out"},
-    f"-llm-model {LLM} -ssm-model {SSM}": {"base_dir": LLM, "ssm": SSM},
-    f"-llm-weight {LLM} -ssm-weight {SSM}": {"base_dir": LLM, "ssm": SSM},
-    f"-ssm-model {SSM} -ssm-model {OTHER}": {"ssm": f"{SSM},{OTHER}"},
-    f"-cache-folder {TOY} -llm-model llama -ssm-model draft_b": {"models": str(TOY), "base_dir": LLM, "ssm": OTHER},
+ROWS = {  # flags, and the keys that they set
+    "--max-sequence-length 256": "max_length=256 max_new_tokens=256",
+    "--max-length 128": "max_length=128 max_new_tokens=128",
+    "--max-length 128 --max-sequence-length 64": "max_length=64 max_new_tokens=64",
+    "--max-output-length 7": "max_new_tokens=7",
+    "--do-sample": "temperature=1",
+    "--temperature 0.3 --do-sample": "temperature=0.3",
+    "--do-sample --topp 0.8": "temperature=1 top_p=0.8",
+    "--sampling-seed 5": "seed=5",
+    "--spec-sampling": "verify=mss",
+    "--expansion-degree 4": "expansion=1,1,4,1,1,1,1,1",
+    "--expansion-degree -1": "expansion=1,1,1,1,1,1,1,1",
+    "--use-full-precision": "dtype=float32",
+    "--use-bf16-precision": "dtype=bfloat16",
+    "--use-bf16": "dtype=bfloat16",
+    "--4bit-quantization": "quant=nf4",
+    "--8bit-quantization": "quant=int8",
+    "-pipeline-parallelism-degree 3": "stages=3",
+    "-tensor-parallelism-degree 2": "tp=2",
+    "--max-tokens-per-prefilling-batch 32": "prefill_chunk=32",
+    "-prompt asked.json": "question_file=asked.json template=none",
+    "-output-file out": "lines=out",
+    f"-llm-model {LLM} -ssm-model {SSM}": f"base_dir={LLM} ssm={SSM}",
+    f"-llm-weight {LLM} -ssm-weight {SSM}": f"base_dir={LLM} ssm={SSM}",
+    f"-ssm-model {SSM} -ssm-model {OTHER}": f"ssm={SSM},{OTHER}",
+    f"-cache-folder {TOY} -llm-model llama -ssm-model draft_b": f"models={TOY} base_dir={LLM} ssm={OTHER}",
 }
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_flag_sets_its_key_with_one_dash_or_two(row):
-    usual = {"pipeline_type": "specinfer", "max_length": "1024", "max_new_tokens": "1024"}
-    assert keys(*row.split()) == {**usual, **ROWS[row]}
+    usual_words = "pipeline_type=specinfer max_length=1024 max_new_tokens=1024"
+    assert keys(*row.split()) == typed(f"{usual_words} {ROWS[row]}")
     flags = [f"-{word.lstrip('-')}" if word.lstrip("-") in NAMES else word for word in row.split()]
     assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-"
                                   and flag[1:] in NAMES else flag for flag in flags))
@@ -110,13 +115,12 @@ def test_what_counts_only_beside_another_flag_or_in_the_other_program_is_named_t
     assert call.ignored == "ignored, since they have no meaning here: --fusion, temperature=0.3 without --do-sample"
     call = read("incr_decoding", ["-ssm-model", SSM, "--expansion-degree", "3"])
     assert call.ignored == f"ignored, since they have no meaning here: -ssm-model {SSM}, --expansion-degree 3"
-    assert raw_values(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
+    assert raw_values(call.words) == typed("pipeline_type=ar max_length=1024 max_new_tokens=1024")
 
 
 def test_keys_of_a_run_may_stand_beside_the_flags():
-    assert keys("max_length=50", "template=vicuna", "-prompt", "a=b.json") == {
-        "pipeline_type": "specinfer", "max_new_tokens": "50", "question_file": "a=b.json", "max_length": "50",
-        "template": "vicuna"}
+    assert keys("max_length=50", "template=vicuna", "-prompt", "a=b.json") == typed(
+        "pipeline_type=specinfer max_new_tokens=50 question_file=a=b.json max_length=50 template=vicuna")
     with refused("seed is given twice: leave one of them out"):
         parse(read("spec_infer", ["--sampling-seed", "5", "seed=6"]).words, kind=SpecInferConfig)
 
@@ -153,29 +157,27 @@ WRONG = {
 
 
 @pytest.mark.parametrize("typed_words", WRONG)
-def test_a_wrong_flag_is_reported_with_the_fix(typed_words, capsys):
+def test_a_wrong_flag_is_reported_with_the_fix(typed_words, error_of):
     with refused(WRONG[typed_words]):
         read("spec_infer", typed_words.split())
-    assert main(["spec_infer", *typed_words.split()]) == 2
-    printed = capsys.readouterr().err
+    printed = error_of(main, ["spec_infer", *typed_words.split()])
     assert printed.startswith("flowspec: ") and printed.count("\n") == 1 and WRONG[typed_words] in printed
 
 
-def test_another_program_is_reported(capsys):
-    assert main(["specinfer", "-prompt", "p.json"]) == 2
-    assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in capsys.readouterr().err
+def test_another_program_is_reported(error_of):
+    printed = error_of(main, ["specinfer", "-prompt", "p.json"])
+    assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in printed
 
 
-@pytest.mark.parametrize(("content", "message"), [
+@pytest.mark.parametrize("content, message", [
     (None, "there is no file"), ("{}", "is not a list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
-def test_a_prompt_file_that_is_wrong_is_reported_before_the_start(monkeypatch, capsys, tmp_path, content, message):
+def test_a_prompt_file_that_is_wrong_is_reported_before_the_start(monkeypatch, error_of, tmp_path, content, message):
     monkeypatch.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
     path = tmp_path / "asked.json"
     if content is not None:
         path.write_text(content)
-    assert main(["incr_decoding", "-prompt", str(path), *QUICK]) == 2
-    assert message in capsys.readouterr().err
+    assert message in error_of(main, ["incr_decoding", "-prompt", str(path), *QUICK])
 
 
 def test_the_help_has_every_flag(capsys):
@@ -193,14 +195,14 @@ def test_the_help_has_every_flag(capsys):
 
 def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({
+    save_json(path, {
         "num_gpus": 2, "fusion": True, "offload": False, "pipeline_parallelism_degree": 2, "llm_model": LLM,
         "cache_path": "", "full_precision": True, "prompt": "p.json", "output_file": "", "max_length": 128,
-        "ssms": [{"ssm_model": SSM, "cache_path": ""}, {"ssm_model": OTHER}]}))
+        "ssms": [{"ssm_model": SSM, "cache_path": ""}, {"ssm_model": OTHER}]})
     call = read("spec_infer", ["-config-file", str(path)])
-    assert raw_values(call.words) == {
-        "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
-        "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
+    assert raw_values(call.words) == typed(
+        "pipeline_type=specinfer template=none max_length=128 max_new_tokens=128 stages=2 dtype=float32 "
+        f"base_dir={LLM} question_file=p.json ssm={SSM},{OTHER}")
     assert call.ignored == "ignored, since they have no meaning here: -ll:gpu 2, -fusion"
     for content, message in (("[]", "is not an object of options"), ('{"llm": 1}', "unknown option llm"),
                              ('{"ssms": ["a"]}', "ssms is not a list of small models")):
@@ -255,7 +257,7 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
 
 
 def test_a_prompt_that_is_too_long_is_left_out_and_the_others_are_answered(saved, tmp_path, capfd):
-    (tmp_path / "asked.json").write_text(json.dumps(["a" * 50, "abc"]))
+    save_json(tmp_path / "asked.json", ["a" * 50, "abc"])
     assert main(["incr_decoding", "-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
                  "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
     assert ("flowspec: Prompt[0] is skipped: the prompt has 50 tokens and the context only 20: shorten the prompt or "

@@ -1,14 +1,12 @@
 """SpecInfer: trees of small models, merged and verified whole; from drafters in memory to whole commands."""
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from config.run_config import RunConfig
 from config.trees import expanded
@@ -16,17 +14,22 @@ from launch.build import build_lm_head
 from launch.drafts import build_draft
 from launch.memory import need
 from launch.spec import RankSpec
-from launch.split.write import Layout, split
 from model.rules import RULES
 from model.sample import Sampler
 from model.weights.parts import Part
 from pipeline.answers import Request
+from tests.checkpoints import edited_tensors
 from tests.forked import ranks
-from tests.saved import ASK, FORM, NEW, PROMPT, here, reference, save_tokenizer, token_ids
-from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, write
+from tests.json_files import change_json, edited_json, load_json
+from tests.saved import ASK, FORM, NEW, PROMPT, here, reference, save_tokenizer, split_shared, token_ids
+from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, tokens_of, write
 
 SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")),
                  expand=TREE.expand.shaped(expanded("2,1")))
+
+
+def two_drafters(stages, strategy="serial"):
+    return pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED)
 
 
 # --- in memory --------------------------------------------------------------------------------------------------------
@@ -35,15 +38,15 @@ SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")),
     (strategy, *setting) for strategy, setting in zip(SPECULATIVE,
                                                       cycle([(4, 1.0), (1, 0.0)]))])
 def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy, stages, temperature):
-    with pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED) as decoder:
+    with two_drafters(stages, strategy) as decoder:
         assert write(decoder, PROMPT, NEW, Sampler(temperature, seed=4)) == reference(temperature)
 
 
 @pytest.mark.parametrize("rule, stages", [*zip(RULES, (1, 4, 2), strict=True)])
 def test_at_temperature_0_every_rule_writes_the_reference_text(rule, stages):
-    with pipeline(TINY, stages, "serial", TINY.drafters(0.02, 0.03), SHAPED) as decoder:
+    with two_drafters(stages) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, Sampler(rule=rule), NEW))
-        assert [token for new in stream for token in new] == reference(0.0)
+        assert tokens_of(stream) == reference(0.0)
     assert answer.mean_accepted_length > 1.5 and set(answer.sources) == {"ssm1", "ssm2"}
 
 
@@ -51,11 +54,11 @@ def test_at_temperature_0_every_rule_writes_the_reference_text(rule, stages):
 def test_a_text_depends_on_its_seed_and_not_on_the_stages_or_on_who_asked_before(rule):
     texts = set()
     for stages in (1, 3):
-        with pipeline(TINY, stages, "serial", TINY.drafters(0.02, 0.03), SHAPED) as decoder:
-            texts.add(tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=4, rule=rule))))
-            if stages > 1:
-                assert tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=5, rule=rule))) not in texts
-                texts.add(tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=4, rule=rule))))
+        with two_drafters(stages) as decoder:
+            first, other, again = (tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=seed, rule=rule)))
+                                   for seed in (4, 5, 4))
+        assert other != first
+        texts |= {first, again}
     assert len(texts) == 1
 
 
@@ -63,7 +66,7 @@ def test_a_text_depends_on_its_seed_and_not_on_the_stages_or_on_who_asked_before
 def test_two_equal_drafters_of_the_target_itself_are_always_right(rule):
     with pipeline(TINY, 2, "serial", TINY.drafters(0.0, 0.0), SHAPED) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=4, rule=rule), 21))
-        assert sum(len(new) for new in stream) == 21
+        assert len(tokens_of(stream)) == 21
     assert answer.mean_accepted_length == 5, "four guesses and the target's own token in each pass"
 
 
@@ -83,8 +86,7 @@ def saved(saved, tmp_path_factory):
     for name in ("saved", "near", "far"):
         folder.joinpath(name).symlink_to(saved if name == "saved" else saved / name)
     for name, stages in (("tp2", ""), ("2x2", "0+2+2")):
-        split(saved / "base", folder / name, stages, saved / "head",
-              progress=False, layout=Layout(shares=(1, 1)))
+        split_shared(saved, folder / name, stages)
     save_opt(folder / "opt")
     return folder
 
@@ -99,24 +101,27 @@ def save_opt(folder):
                              bos_token_id=1, eos_token_id=2)).save_pretrained(folder)
 
 
+def two_models(saved):
+    return f"ssm={saved / 'near'},{saved / 'far'}"
+
+
 def outcome(folder, *words):
     """What a command of specinfer writes into its output."""
     code = here("pipeline_type=specinfer", f"output={folder / 'out.json'}", *ASK, *words)
-    return json.loads((folder / "out.json").read_text()) if code == 0 else code
+    return load_json(folder / "out.json") if code == 0 else code
 
 
-@pytest.mark.parametrize(("form", "temperature"), [
+@pytest.mark.parametrize("form, temperature", [
     ("saved/0+4", "0"), ("saved/0+2+2", "1"), ("saved/0+1+1+1+1", "0"),
     ("tp2", "0"), ("2x2", "1")])
 def test_specinfer_writes_the_reference_text_over_one_rank_stages_and_groups(saved, tmp_path, form, temperature):
-    got = outcome(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
-               f"temperature={temperature}")
+    got = outcome(tmp_path, f"model_dir={saved / form}", two_models(saved), f"temperature={temperature}")
     assert got["token_ids"] == reference(float(temperature)) and got["mean_accepted_length"] > 1
 
 
 @pytest.mark.parametrize("rule", ["mss", "eagle1"])
 def test_a_split_changes_no_text_of_any_rule(saved, tmp_path, rule):
-    texts = [outcome(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1",
+    texts = [outcome(tmp_path, f"model_dir={saved / form}", two_models(saved), "temperature=1",
                   f"verify={rule}", "expansion=2,2")["token_ids"] for form in ("saved/0+4", "saved/0+1+1+2", "2x2")]
     assert texts[0] == texts[1] == texts[2] and len(texts[0]) == NEW
 
@@ -135,7 +140,7 @@ def test_the_folder_draft_beside_the_split_needs_no_name(saved, tmp_path):
 
 
 def test_processes_write_what_threads_write_and_the_table_counts_by_drafter(saved, tmp_path):
-    words = [f"model_dir={saved / '2x2'}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1", "dtype=float64",
+    words = [f"model_dir={saved / '2x2'}", two_models(saved), "temperature=1", "dtype=float64",
              "pipeline_type=specinfer", f"output={tmp_path / 'out.json'}", "threads_per_rank=1"]
     with ranks(tmp_path / "ranks", [*words, *ASK], 5) as run:
         assert run.codes(120) == [0] * 5, run.text(0)
@@ -149,7 +154,7 @@ def test_the_bundled_model_has_bundled_drafters(tmp_path, capsys, words):
     for method in (["pipeline_type=ar"], ["pipeline_type=specinfer", *words]):
         assert here(*method, "prompt=What does a baker do?", "max_new_tokens=24",
                     f"output={tmp_path / 'out.json'}") == 0
-        texts.append(json.loads((tmp_path / "out.json").read_text())["text"])
+        texts.append(load_json(tmp_path / "out.json")["text"])
     assert texts[0] == texts[1] and "guesses in the text" in capsys.readouterr().out
 
 
@@ -168,50 +173,42 @@ def test_the_need_of_rank_0_counts_every_drafter(saved):
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
-def change(folder, name, **fields):
-    held = json.loads((folder / name).read_text())
-    held.update(fields)
-    (folder / name).write_text(json.dumps(held))
-
-
 def rename(folder):
     """Another token in the place of `a`."""
-    held = json.loads((folder / "tokenizer.json").read_text())
-    held["model"]["vocab"]["A"] = held["model"]["vocab"].pop("a")
-    (folder / "tokenizer.json").write_text(json.dumps(held))
+    with edited_json(folder / "tokenizer.json") as content:
+        content["model"]["vocab"]["A"] = content["model"]["vocab"].pop("a")
 
 
 def widen(folder):
-    tensors = load_file(folder / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        tensors[name] = torch.cat((tensors[name], tensors[name][:1]))
-    save_file(tensors, folder / "model.safetensors")
-    change(folder, "config.json", vocab_size=54)
+    with edited_tensors(folder) as tensors:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = torch.cat((tensors[name], tensors[name][:1]))
+    change_json(folder / "config.json", vocab_size=54)
 
 
 SPOILED = {
     "tokenizer.json calls token 3 'A', but the model's tokenizer.json calls it 'a': take a small model": rename,
-    "cannot be read (": lambda f: change(f, "tokenizer.json", model={"vocab": 7}),
+    "cannot be read (": lambda f: change_json(f / "tokenizer.json", model={"vocab": 7}),
     "has vocab_size 54, but the model has 53: take one with the same tokenizer": widen,
-    "says model_type='gpt2', which is not supported": lambda f: change(
-        f, "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2"),
+    "says model_type='gpt2', which is not supported": lambda f: change_json(
+        f / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2"),
     "config.json": lambda f: (f / "config.json").unlink(),
     "there is no folder": shutil.rmtree,
 }
 
 
 @pytest.mark.parametrize("sentence", SPOILED)
-def test_a_drafter_that_does_not_fit_is_refused_by_name(saved, tmp_path, capsys, sentence):
+def test_a_drafter_that_does_not_fit_is_refused_by_name(saved, tmp_path, error_of, sentence):
     shutil.copytree(saved / "near", tmp_path / "other")
     SPOILED[sentence](tmp_path / "other")
-    assert outcome(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{tmp_path / 'other'}") == 2
-    said = capsys.readouterr().err
+    words = f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{tmp_path / 'other'}"
+    said = error_of(outcome, tmp_path, *words)
     assert sentence in said and str(tmp_path / "other") in said and len(said.splitlines()) == 1
 
 
 def test_a_tokenizer_with_more_tokens_behind_the_model_s_is_the_same_one(saved, tmp_path):
     shutil.copytree(saved / "near", tmp_path / "other")
-    change(tmp_path / "other", "config.json", eos_token_id=9)  # as a base model has another one than its chat model
+    change_json(tmp_path / "other" / "config.json", eos_token_id=9)  # a base model may have another one
     save_tokenizer(tmp_path / "other", more=1)
     assert FORM["eos_token_id"] == 2
     got = outcome(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")

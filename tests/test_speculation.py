@@ -45,10 +45,10 @@ def summed(asked: EventPlan, right: list, least: int) -> int:
 SIZES = [(7, 1, 1), (10, 1, 2), (10, 1, 5), (20, 3, 4), (9, 5, 1), (8, 8, 1), (16, 3, 5)]
 
 
-@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+@pytest.mark.parametrize("target, drafter, lookahead", SIZES)
 @pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 50])
 def test_perfect_drafts_take_a_draft_each_and_one_target_and_useless_ones_a_target_each(
-        target: int, drafter: int, lookahead: int, tokens: int):
+        target, drafter, lookahead, tokens):
     asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
     always, never = [True] * tokens, [False] * tokens
     assert decode("DSI", asked, always).ticks == (tokens - 1) * drafter + target
@@ -68,9 +68,9 @@ def test_each_round_of_si_takes_its_drafts_and_one_target():
         (12, 3), (24, 1), (36, 3), (48, 1), (60, 2), (71, 2)]
 
 
-@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+@pytest.mark.parametrize("target, drafter, lookahead", SIZES)
 def test_dsi_takes_run_after_run_what_a_person_sums_if_there_are_servers_enough(
-        target: int, drafter: int, lookahead: int):
+        target, drafter, lookahead):
     for seed in range(60):
         tokens = 1 + seed
         right = chances((0.3, 0.7, 0.95)[seed % 3], tokens, seed)
@@ -100,7 +100,7 @@ class Watched(DSI):
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and_no_sooner_than_can_be(seed: int):
+def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and_no_sooner_than_can_be(seed):
     chance = random.Random(seed)
     target, tokens = chance.randint(4, 30), chance.randint(1, 40)
     asked = EventPlan(tokens, chance.randint(1, 6), chance.randint(1, 5),

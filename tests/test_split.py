@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import json
 import os
 import re
 import resource
@@ -18,13 +17,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launch.split.write import check, split
+from launch.split.write import check
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
 from split_and_save_models import main, next_command, parse
-from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
+from tests.checkpoints import edited_tensors, refused, same, save_head, save_llama, split_quietly, tensors_of
 from tests.forked import CONTEXT
+from tests.json_files import save_json
+from tests.saved import ranks_of
+from tests.test_part import flip_last_bit
 
 LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"bins": True}}
 
@@ -41,12 +43,12 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def out(models, tmp_path) -> Path:
-    split(models / "base", tmp_path / "split", "0+1+2", models / "eagle", progress=False)
+    split_quietly(models / "base", tmp_path / "split", "0+1+2", models / "eagle")
     return tmp_path / "split"
 
 
 def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
-    parts = [Part(out / f"stage_{rank}") for rank in range(3)]
+    parts = ranks_of(out)
     assert [part.layers for part in parts] == [(0, 0),
                                                (0, 1), (1, 3)]
     assert [part.rank for part in parts] == [0, 1, 2]
@@ -71,7 +73,7 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
 @pytest.mark.parametrize("stages", ["1", "0+1+1+1"])
 def test_the_parts_together_are_the_model_bit_for_bit(tmp_path, stages, options, tied):
     whole = save_llama(tmp_path / "base", tied, **options)
-    folders = split(tmp_path / "base", tmp_path / "split", stages, progress=False)
+    folders = split_quietly(tmp_path / "base", tmp_path / "split", stages)
     parts = [load_file(folder / "model.safetensors") for folder in folders]
     assert sum(map(len, parts)) == len(whole), "a tensor is held twice"
     assert same({name: tensor for part in parts for name, tensor in part.items()}, whole)
@@ -81,7 +83,7 @@ def test_a_finished_folder_is_kept_and_an_unfinished_one_is_written_again(models
     def again(stages: str = "0+1+2", eagle: Path | None = models / "eagle") -> list[bool]:
         for path in out.glob("stage_*/model.safetensors"):
             os.utime(path, (0, 0))
-        folders = split(models / "base", out, stages, eagle, progress=False)
+        folders = split_quietly(models / "base", out, stages, eagle)
         check(out)
         return [(folder / "model.safetensors").stat().st_mtime == 0 for folder in folders]
 
@@ -100,11 +102,11 @@ def test_a_finished_folder_is_kept_and_an_unfinished_one_is_written_again(models
 
 def test_a_model_that_was_trained_again_is_split_again(models, tmp_path):
     shutil.copytree(models / "base", tmp_path / "base")
-    before = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
+    before = Part(split_quietly(tmp_path / "base", tmp_path / "split", "1")[0])
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     tensors["lm_head.weight"] += 1
     save_file(tensors, tmp_path / "base" / "model.safetensors", {"format": "pt"})
-    after = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
+    after = Part(split_quietly(tmp_path / "base", tmp_path / "split", "1")[0])
     assert before.split_id != after.split_id
     assert torch.equal(tensors_of(after.weights)["lm_head.weight"], tensors["lm_head.weight"])
 
@@ -127,7 +129,7 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
     for shard, names in shards.items():
         save_file({name: whole[name] for name in names}, tmp_path / "base" / shard)
     places = {name: shard for shard, names in shards.items() for name in names}
-    (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    save_json(tmp_path / "base" / "model.safetensors.index.json", {"weight_map": places})
     write, written = Writer.write, []
 
     def until_the_last_rank(self: Writer, name: str, tensor: torch.Tensor) -> None:
@@ -138,15 +140,14 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
 
     monkeypatch.setattr(Writer, "write", until_the_last_rank)
     with pytest.raises(KeyboardInterrupt):
-        split(tmp_path / "base", tmp_path / "split", "auto:3", progress=False)
+        split_quietly(tmp_path / "base", tmp_path / "split", "auto:3")
     assert [path.parent.name for path in sorted(tmp_path.glob("split/*/manifest.json"))] == [
         "stage_0", "stage_1", "stage_2"]
-    folders = split(tmp_path / "base", tmp_path / "split", "auto:3", progress=False)
+    folders = split_quietly(tmp_path / "base", tmp_path / "split", "auto:3")
     assert all(re.match(r"model\.(layers\.2|norm)\.", name) for name in written[len(whole):]), "one rank was left"
     checked = [tensors_of(part.weights) for part in check(tmp_path / "split")]
     assert same({name: x for tensors in checked for name, x in tensors.items()}, whole)
-    data = (folders[1] / "model.safetensors").read_bytes()
-    (folders[1] / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flip_last_bit(folders[1] / "model.safetensors")
     with refused("has changed since it was written"):
         check(tmp_path / "split")
 
@@ -159,9 +160,9 @@ def peak() -> float:
 def split_alone(folder: Path, kind: str) -> None:
     """Split the model in a folder, and write there by how much this raised the peak memory."""
     save_llama(folder / "small", **LAYOUTS[kind])
-    split(folder / "small", folder / "small_split", "3", progress=False)  # which loads the libraries
+    split_quietly(folder / "small", folder / "small_split", "3")  # which loads the libraries
     before = peak()
-    split(folder, folder / "split", "2", progress=False)
+    split_quietly(folder, folder / "split", "2")
     (folder / "peak").write_text(str(peak() - before))
 
 
@@ -172,7 +173,7 @@ def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
         pytest.skip("this torch cannot map a .bin file, so it is read whole")
     sizes = {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 1024, "num_hidden_layers": 3,
              "num_attention_heads": 8, "rms_norm_eps": 1e-6}
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes}))
+    save_json(tmp_path / "config.json", {"architectures": ["LlamaForCausalLM"], **sizes})
     whole = Slice(LlamaConfig.read(sizes), 0, 3).state_dict()
     model = {f"model.{name}": torch.full(x.shape, 1.0) for name, x in whole.items()}
     model["lm_head.weight"] = torch.full((1024, 1024), 1.0)
@@ -202,21 +203,21 @@ def spoil_kill(monkeypatch) -> None:
     monkeypatch.setattr(Writer, "write", write)
 
 
-@pytest.mark.parametrize(("spoil", "error", "sentence"), [
+@pytest.mark.parametrize("spoil, error, sentence", [
     (spoil_limit, ValueError, "is full; free some space"), (spoil_kill, KeyboardInterrupt, None)])
 def test_what_was_half_written_is_not_taken_for_good(models, out, monkeypatch, spoil, error, sentence):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         spoil(monkeypatch)
         with pytest.raises(error, match=sentence):
-            split(models / "base", out, "0+2+1", progress=False)
+            split_quietly(models / "base", out, "0+2+1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     whole = [rank for rank in range(3) if (out / f"stage_{rank}" / "manifest.json").exists()]
     assert len(whole) < 3
     assert not list(out.glob("**/*.safetensors.part"))
     monkeypatch.undo()
-    split(models / "base", out, "0+2+1", progress=False)
+    split_quietly(models / "base", out, "0+2+1")
     assert len(check(out)) == 3
 
 
@@ -236,16 +237,16 @@ def test_a_whole_split_that_may_only_be_read_is_used_and_an_unfinished_one_is_re
     with TemporaryDirectory() as name:
         top = Path(name)
         save_llama(top / "base")
-        folders = split(top / "base", top / "split", "0+1+2", progress=False)
+        folders = split_quietly(top / "base", top / "split", "0+1+2")
         paths = [top, *top.rglob("*")]
         for path in paths:
             path.chmod(0o555 if path.is_dir() else 0o444)
         with as_another_user():
-            assert split(top / "base", top / "split", "0+1+2", progress=False) == folders
+            assert split_quietly(top / "base", top / "split", "0+1+2") == folders
             assert len(check(top / "split")) == 3
             with refused("Permission denied; choose a model folder that you may read and an output folder that you may "
                          "write, which a run takes as model_dir="):
-                split(top / "base", top / "split", "0+2+1", progress=False)
+                split_quietly(top / "base", top / "split", "0+2+1")
         for path in paths:
             path.chmod(0o755)
         assert len(check(top / "split")) == 3
@@ -256,17 +257,16 @@ def test_what_a_killed_split_left_behind_is_forgotten(models, out):
         (out / name).write_bytes(b"half")
     for rank in range(3):
         (out / f"stage_{rank}" / "manifest.json").unlink()
-    split(models / "base", out, "0+3", progress=False)
+    split_quietly(models / "base", out, "0+3")
     assert not list(out.glob("**/*.part")) and len(check(out)) == 2
 
 
 def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
     shutil.copytree(models / "base", tmp_path / "base")
-    tensors = load_file(tmp_path / "base" / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
-    save_file(tensors, tmp_path / "base" / "model.safetensors")
+    with edited_tensors(tmp_path / "base") as tensors:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
     with refused("model.layers.1.mlp.up_proj.weight in"):
-        split(tmp_path / "base", tmp_path / "split", "0+1+2", progress=False)
+        split_quietly(tmp_path / "base", tmp_path / "split", "0+1+2")
     with refused("stage_2 has no manifest.json, so it is incomplete"):
         Part(tmp_path / "split" / "stage_2")
 
@@ -274,21 +274,21 @@ def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(models, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     with refused("choose another output folder or free some space"):
-        split(models / "base", tmp_path / "split", "3", progress=False)
+        split_quietly(models / "base", tmp_path / "split", "3")
     assert not list((tmp_path / "split").glob("stage_*"))
 
 
 def test_an_output_folder_that_cannot_be_written_is_refused(models, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with refused("choose a model folder that you may read and an output folder that you may write"):
-        split(models / "base", tmp_path / "file" / "split", "3", progress=False)
+        split_quietly(models / "base", tmp_path / "file" / "split", "3")
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 
     monkeypatch.setattr(Path, "mkdir", denied)
     with refused("/there: Permission denied; choose"):
-        split(models / "base", tmp_path / "split", "3", progress=False)
+        split_quietly(models / "base", tmp_path / "split", "3")
 
 
 def test_the_command_splits_and_says_what_is_where(models, tmp_path, capsys):
@@ -307,11 +307,10 @@ def test_the_command_after_a_split_without_stages_names_a_method_that_has_none(t
     assert next_command(args) == f'bash run_pipe.sh {model_key} pipeline_type=tp prompt="What does a baker do?"'
 
 
-@pytest.mark.parametrize(("stages", "sentence"), [("0+2+2", "adds up to 4 layers, but the model has 3"),
+@pytest.mark.parametrize("stages, sentence", [("0+2+2", "adds up to 4 layers, but the model has 3"),
                                                   ("3+0", "where rank 0 has none")])
-def test_an_error_is_one_sentence_and_exit_code_two(models, tmp_path, capsys, stages, sentence):
-    assert main([str(models / "base"), str(tmp_path), "--stages", stages]) == 2
-    error = capsys.readouterr().err
+def test_an_error_is_one_sentence_and_exit_code_two(models, tmp_path, capsys, error_of, stages, sentence):
+    error = error_of(main, [str(models / "base"), str(tmp_path), "--stages", stages])
     assert sentence in error and error.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         main([str(models / "base")])
@@ -327,6 +326,6 @@ def test_the_lock_of_a_split_follows_no_link_and_waits_for_no_pipe(saved, tmp_pa
     os.mkfifo(tmp_path / "piped" / ".lock")
     for name in ("linked", "piped"):
         with refused(str(tmp_path / name)):
-            split(saved / "base", tmp_path / name, "0+2+2", progress=False)
+            split_quietly(saved / "base", tmp_path / name, "0+2+2")
     assert precious.read_text() == "kept"
     assert stat.S_ISFIFO((tmp_path / "piped" / ".lock").stat().st_mode)

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
-from tests.tiny import CONFIG, TINY
+from tests.tiny import TINY
 
 TEXT = Segment(0, [0, 1, 2], [0, 0, 1],
                [0, 1, 2], 3, torch.tensor([5, 17, 40]))
@@ -21,7 +21,7 @@ AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 def stage() -> Stage:
     made = Stage(TINY.slice(0, 4),
-                 lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), num_requests=2)
+                 TINY.new_cache, num_requests=2)
     made.apply(TEXT)
     return made
 
@@ -101,7 +101,7 @@ def test_the_caches_of_all_requests_are_taken_at_the_start_and_used_again():
     taken = []
 
     def new_cache():
-        taken.append(CONFIG.cache(4, 64, TINY.lm_head.weight))
+        taken.append(TINY.new_cache())
         return taken[-1]
 
     served = Stage(TINY.slice(0, 4), new_cache, num_requests=3)

@@ -23,7 +23,9 @@ from config.failure import PeerLost
 from config.schema.untrusted import one_line
 from launch.trace import learn_time, send_time
 from pipeline.trace import NoTrace
+from tests.json_files import json_values
 from tests.saved import wait_until
+from tests.tiny import in_threads
 
 HERE = "127.0.0.1"
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202eflowspec: all is well"
@@ -39,6 +41,21 @@ def keeper():
     found.close(0)
 
 
+def connected(keeper):
+    return socket.create_connection((HERE, keeper.port), timeout=20)
+
+
+@pytest.fixture
+def own_store(keeper):
+    """The store as rank 0 itself has it."""
+    return Store(keeper.entries.reply_to_root)
+
+
+def answer_of(*values):
+    """A line of the store's protocol."""
+    return json.dumps(values).encode() + b"\n"
+
+
 def follower(keeper, rank):
     wire = StoreClient((HERE, keeper.port), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
     assert wire.greet(rank) == ""
@@ -47,7 +64,7 @@ def follower(keeper, rank):
 
 def throw(keeper, *pieces):
     """What a stranger's connection gets back for some bytes."""
-    with socket.create_connection((HERE, keeper.port), timeout=20) as way:
+    with connected(keeper) as way:
         got = b""
         try:
             for piece in pieces:
@@ -60,9 +77,9 @@ def throw(keeper, *pieces):
         return got
 
 
-def reset(port):
+def reset(keeper):
     """A port scan: there and gone."""
-    with socket.create_connection((HERE, port), timeout=20) as way:
+    with connected(keeper) as way:
         way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -76,15 +93,13 @@ def works(keeper, rank=7):
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
-def test_ranks_write_read_count_and_wait(keeper):
-    own = Store(keeper.entries.reply_to_root)
-    one = follower(keeper, 1)
-    two = follower(keeper, 2)
+def test_ranks_write_read_count_and_wait(keeper, own_store):
+    one, two = follower(keeper, 1), follower(keeper, 2)
     assert one.look("split/0") is None and not one.check(["split/0"])
-    threading.Timer(0.2, own.set, ("split/0", "abc")).start()
+    threading.Timer(0.2, own_store.set, ("split/0", "abc")).start()
     assert one.get("split/0") == b"abc" and two.check(["split/0"])
     beats = "heartbeat/1"
-    assert [one.add(beats, 1), one.add(beats, 1), two.add(beats, 0), own.add(beats, 0)] == [1, 2, 2, 2]
+    assert [one.add(beats, 1), one.add(beats, 1), two.add(beats, 0), own_store.add(beats, 0)] == [1, 2, 2, 2]
 
 
 def test_boards_of_the_hosts_file_are_known_by_their_addresses():
@@ -117,9 +132,9 @@ def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper,
 
 def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper, capfd):
     for _ in range(20):
-        reset(keeper.port)
-    idle = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(300)]
-    half = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(5)]
+        reset(keeper)
+    idle = [connected(keeper) for _ in range(300)]
+    half = [connected(keeper) for _ in range(5)]
     for way in half:
         way.sendall(b'["flow')
     assert works(keeper)
@@ -131,7 +146,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
 
 def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
     wire = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
-    crowd = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(2 * MAX_STRANGERS)]
+    crowd = [connected(keeper) for _ in range(2 * MAX_STRANGERS)]
     assert wait_until(lambda: select.select([wire._connection], [], [], 0)[0], 20)  # it was the oldest
     with pytest.raises(OSError):
         wire.greet(1)
@@ -154,13 +169,11 @@ def test_a_lost_seat_is_taken_from_a_known_address_alone(keeper, capfd):
     assert StoreClient((HERE, keeper.port), names, 20).greet(1) == ""
 
 
-def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
-    own = Store(keeper.entries.reply_to_root)
-    one = follower(keeper, 1)
-    stranger = follower(keeper, 2)
+def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, own_store, capfd):
+    one, stranger = follower(keeper, 1), follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
     one.add("heartbeat/1", 3)
-    own.set("facts/verdict", json.dumps(["", False, []]))
+    own_store.set("facts/verdict", json.dumps(["", False, []]))
     for forged in (("set", "facts/1", "{}"),
                    ("set", "facts/verdict", json.dumps([EVIL, False, []])),
                    ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/time/0", "0.5"),
@@ -174,7 +187,7 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
             stranger._ask(*forged)
     assert json.loads(one.get("facts/1")) == FACTS
     assert json.loads(one.get("facts/verdict")) == ["", False, []]
-    assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
+    assert one.add("heartbeat/1", 0) == 3 and own_store.look("facts/2") is None
     printed = capfd.readouterr().err
     assert printed.count("\n") == 2 and f"{HERE} sent data to port" in printed and "as rank 2" in printed
     assert printed.replace("\n", "").isprintable()
@@ -188,25 +201,21 @@ def test_the_store_cannot_be_filled_without_end(keeper):
     assert works(keeper)
 
 
-def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
-    own, stranger, heard = Store(keeper.entries.reply_to_root), follower(keeper, 2), []
+def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper, own_store):
+    stranger, heard = follower(keeper, 2), []
     assert stranger.add("heartbeat/losses", 1) == 1
     stranger.set("heartbeat/lost", EVIL)
-    heartbeat = Heartbeat(own, 0, 3, 20)
+    heartbeat = Heartbeat(own_store, 0, 3, 20)
     heartbeat.start(heard.append)
     heartbeat.begin("")
     assert wait_until(lambda: heard, 20) and heard[0].isprintable() and "all is well" in heard[0]
 
 
-def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
+def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper, own_store):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
-    own, one = Store(keeper.entries.reply_to_root), follower(keeper, 1)
-    teller = threading.Thread(target=send_time,
-                              args=(own, [1], "here", lambda: time.monotonic() + 1000))
-    teller.start()
-    learn_time(one, 1, "there", trace)
-    teller.join(20)
+    with in_threads(send_time, [(own_store, [1], "here", lambda: time.monotonic() + 1000)]):
+        learn_time(follower(keeper, 1), 1, "there", trace)
     assert noted["ahead"] == pytest.approx(1000, abs=5)
 
 
@@ -226,13 +235,13 @@ def pretender(*answers):
         yield StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 20)
 
 
-@pytest.mark.parametrize(("answer", "message"), [
+@pytest.mark.parametrize("answer, message", [
     (b"HTTP/1.1 400 Bad Request\r\n", "is not the store of rank 0 (b0): give all boards another port"),
     (b"[1]\n", "is not the store of rank 0 (b0)"), (b"\x80\x04\n", "is not the store of rank 0 (b0)"),
     (b"", "rank 0 (b0) was lost: its program has ended"),
-    (json.dumps(["ok", 7]).encode() + b"\n", "the store holds junk: facts/verdict"),
-    (json.dumps(["ok", "null"]).encode() + b"\n", "the store holds junk: facts/verdict"),
-    (json.dumps(["junk", EVIL]).encode() + b"\n", "all is well"),
+    (answer_of("ok", 7), "the store holds junk: facts/verdict"),
+    (answer_of("ok", "null"), "the store holds junk: facts/verdict"),
+    (answer_of("junk", EVIL), "all is well"),
 ])
 def test_what_a_pretender_answers_is_reported_in_a_sentence(answer, message):
     with pretender(b'["welcome", ""]\n', answer) as wire:
@@ -243,7 +252,7 @@ def test_what_a_pretender_answers_is_reported_in_a_sentence(answer, message):
 
 
 def test_a_pretenders_verdict_is_escaped():
-    verdict = json.dumps(["ok", json.dumps([EVIL, True, []])]).encode() + b"\n"
+    verdict = answer_of("ok", json.dumps([EVIL, True, []]))
     with pretender(b'["taken", "\\u001b[2J"]\n', verdict) as wire:
         assert wire.greet(1).isprintable()
         found, lost, _ = json.loads(Store(wire.ask).look("facts/verdict"))
@@ -263,10 +272,9 @@ def test_a_program_that_stands_still_is_distinguished_from_a_board_that_is_gone(
 
 # --- entries and doors ------------------------------------------------------------------------------------------------
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
-KEYS = st.sampled_from(["facts/1", "facts/verdict", "ways/1", "ways/verdict", "heartbeat/1", "heartbeat/lost",
-                        "0//heartbeat/lost", "split/1", "clock/1", "clock/1/time/0", "default_pg/split/0"])
+JSON = json_values(st.text(), keys=st.text())
+KEYS = st.sampled_from("""facts/1 facts/verdict ways/1 ways/verdict heartbeat/1 heartbeat/lost 0//heartbeat/lost
+    split/1 clock/1 clock/1/time/0 default_pg/split/0""".split())
 
 
 @given(KEYS,

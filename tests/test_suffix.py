@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.drafts.suffix import COUNTED, DISCOUNT, NOTHING, SuffixAutomaton
+from tests.tiny import digits
 
 TOKEN = st.integers(0, 2)
 TEXTS = st.lists(st.lists(TOKEN, max_size=COUNTED // 2), min_size=1, max_size=4)
@@ -83,19 +84,13 @@ def test_a_match_that_was_kept_stays_one_while_the_text_grows(texts, guesses, mo
         assert found.step(match, token).length == len(longest(grown, [*string, token]))
 
 
-@pytest.mark.parametrize(("texts", "continuations"), [
-    ([[1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2]], [5, 6]),
-    ([[1, 2, 5, 1, 2, 6, 1, 2]], [6, 5]),
-    ([[1, 2, 5], [1, 2, 6],
-      [1, 2, 7], [1, 2]],
-     [7, 6, 5]),
-    ([[1, 2, 6], [1, 2, 5], [1, 2, 6], [1, 2, 5], [1, 2]],
-     [5, 6]),
+@pytest.mark.parametrize("texts, continuations", [
+    ("12512512612", "56"), ("12512612", "65"), ("125 126 127 12", "765"), ("126 125 126 125 12", "56"),
 ], ids=["the more frequent first", "then the later", "in other texts too", "as often, and later"])
 def test_continuations_are_ordered(texts, continuations):
-    found = automaton(texts)
-    assert [token for token, _ in found.continuations(found.tip, 8)] == continuations
-    assert [token for token, _ in found.continuations(found.tip, 2)] == continuations[:2]
+    found = automaton(map(digits, texts.split()))
+    assert [token for token, _ in found.continuations(found.tip, 8)] == digits(continuations)
+    assert [token for token, _ in found.continuations(found.tip, 2)] == digits(continuations[:2])
 
 
 def test_no_match_spans_two_texts():
@@ -105,13 +100,13 @@ def test_no_match_spans_two_texts():
 
 
 def test_a_repetition_at_the_end_of_the_text_goes_on():
-    found = automaton([[9, 1, 2, 3, 1, 2, 3]])
+    found = automaton([digits("9123123")])
     assert found.tip.length == 3
     match, chain = found.tip, []
     while len(chain) < 7:
         chain.append(found.continuations(match, 1)[0][0])
         match = found.step(match, chain[-1])
-    assert chain == [1, 2, 3, 1, 2, 3, 1]
+    assert chain == digits("1231231")
 
 
 def test_nothing_is_predicted_without_a_match():
@@ -127,7 +122,7 @@ def test_nothing_is_predicted_without_a_match():
 def test_a_repetition_longer_than_is_counted_has_the_same_matches_and_tokens_after_them(text):
     found, read = automaton([text]), list(text)
     match = found.tip
-    for guess in [1, 2, 1, 1, 2, 1, 2, 1]:
+    for guess in digits("12112121"):
         string = longest([text], read)
         after = dict(found.continuations(match, 4))
         assert (match.length, after.keys()) == (len(string),
@@ -149,6 +144,6 @@ def test_memory_is_linear(text):
 
 
 def test_a_text_that_was_there_takes_no_memory():
-    text = [1, 2, 3, 1, 2, 4, 1, 1, 2]
+    text = digits("123124112")
     once, often = automaton([text]), automaton([text] * 9)
     assert len(often._transitions) == len(once._transitions)

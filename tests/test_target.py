@@ -6,13 +6,13 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from cluster.transport import Inbox
 from config.failure import PeerLost
-from config.profiles import Profile
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.messages import Prune, Reset, Segment
@@ -21,14 +21,12 @@ from pipeline.stage import Stage
 from pipeline.strategies import WAIT
 from sim.clock import Pace, VirtualClock
 from sim.devices import SlowLink
-from tests.tiny import CONFIG, TINY, ring_of_threads
+from tests.test_emulate import QUICK
+from tests.tiny import TINY, ring_of_threads
 from tp.links import Loop
 
 VOCAB = 9
 SOON = 0.02  # seconds
-QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1,
-                free=2, token=0.5, level=2, verdict=4, latency=1,
-                mbps=8, step=1)
 
 
 class Hand:
@@ -91,6 +89,19 @@ def opened(ring, prompt):
     return tree, ring.open(tree, Sampler())
 
 
+def resting(ring, *guesses):
+    """A request that waits until it may send; its tree has the guesses, and its prompt is under way."""
+    tree, target = opened(ring, [1])
+    assert target.free
+    target.send(tree.cut())
+    assert not target.free
+    for token in guesses:
+        tree.add(tree.tip, token, -1.0)
+    rests = target.wait_until_free()
+    assert next(rests) is WAIT
+    return target, rests
+
+
 def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, link):
     tree, target = opened(ring, [1, 2])
     first, second, third = (tree.add(tree.tip, token, -1.0)
@@ -120,34 +131,21 @@ def test_a_wait_ends_when_all_that_is_under_way_was_empty(ring, link):
 
 
 def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(ring, link):
-    tree, target = opened(ring, [1])
-    assert target.free
-    target.send(tree.cut())
-    assert not target.free
-    tree.add(tree.tip, 5, -1.0)
-    rests = target.wait_until_free()
-    assert next(rests) is WAIT
+    target, rests = resting(ring, 5)
     ring.listen()
     assert list(rests) == [] and target.free and not target.ready()
     assert link.clock.now() == ring.pacing.first_stage.ready_at
 
 
 def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
-    tree, target = opened(ring, [1])
-    target.send(tree.cut())
-    tree.add(tree.tip, 5, -1.0)
-    rests = target.wait_until_free()
-    next(rests)
+    target, rests = resting(ring, 5)
     link.back(10.5)
     ring.listen()
     assert list(rests) == [] and target.ready() and link.clock.now() == 10.5
 
 
 def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
-    tree, target = opened(ring, [1])
-    target.send(tree.cut())
-    rests = target.wait_until_free()
-    next(rests)
+    target, rests = resting(ring)
     link.clock.sleep_until(15.0)
     assert target.free and next(rests) is WAIT
     link.back(16.0)
@@ -215,11 +213,7 @@ def test_a_prune_is_sent_as_long_as_a_stage_may_hold_a_guess_and_no_longer(ring,
 
 
 def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
-    tree, target = opened(ring, [1])
-    target.send(tree.cut())
-    tree.add(tree.tip, 5, -1.0)
-    rests = target.wait_until_free()
-    next(rests)
+    target, rests = resting(ring, 5)
     link.clock.sleep_until(30.0)
     link.back(30.0, rows=[])
     target.close()
@@ -254,6 +248,19 @@ def test_nothing_is_left_of_a_request_whatever_came_back_before_its_end(ring, li
 # Real links
 
 
+@contextmanager
+def soon(action):
+    """Something that happens in a moment, and that has happened behind the block."""
+    timer = threading.Timer(SOON, action)
+    timer.start()
+    yield
+    timer.join()
+
+
+def an_hour_later():
+    return time.monotonic() + 3600
+
+
 def local():
     return ring_of_threads(2)
 
@@ -269,39 +276,33 @@ def test_a_link_rests_until_its_moment_or_until_a_message_has_come(make):
     second.wait_until(until)
     assert time.monotonic() >= until and not second.ready
     second.wait_until(time.monotonic() - SOON)
-    sender = threading.Timer(SOON, lambda: first.send(Reset(7)))
-    sender.start()
-    second.wait_until(time.monotonic() + 3600)
-    assert second.ready and second.recv() == Reset(7)
-    sender.join()
+    with soon(lambda: first.send(Reset(7))):
+        second.wait_until(an_hour_later())
+        assert second.ready and second.recv() == Reset(7)
     for link in (first, second):
         link.close()
 
 
 def test_a_prune_ends_a_rest_too_and_a_message_that_is_there_lets_nobody_rest():
     inbox, prune = Inbox(), Prune(0, 2, 1, 3, [])
-    sender = threading.Timer(SOON, lambda: inbox.put(prune))
-    sender.start()
-    inbox.wait_until(time.monotonic() + 3600)
-    inbox.wait_until(time.monotonic() + 3600)
-    assert inbox.get() == prune
-    sender.join()
+    with soon(lambda: inbox.put(prune)):
+        inbox.wait_until(an_hour_later())
+        inbox.wait_until(an_hour_later())
+        assert inbox.get() == prune
 
 
 def test_the_loss_of_a_peer_ends_a_rest_and_reaches_who_listens():
     inbox = Inbox()
-    sender = threading.Timer(SOON, lambda: inbox.fail(PeerLost("rank 1 was lost")))
-    sender.start()
-    inbox.wait_until(time.monotonic() + 3600)
-    with pytest.raises(PeerLost, match="rank 1 was lost"):
-        inbox.get()
-    sender.join()
+    with soon(lambda: inbox.fail(PeerLost("rank 1 was lost"))):
+        inbox.wait_until(an_hour_later())
+        with pytest.raises(PeerLost, match="rank 1 was lost"):
+            inbox.get()
 
 
 def test_a_ring_that_is_one_group_has_each_answer_when_it_has_sent_and_never_rests():
-    stage = Stage(TINY.whole, lambda: CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight))
+    stage = Stage(TINY.whole, TINY.new_cache)
     link = Loop(stage, None)
     link.send(Segment(0, [0, 1], [0, 0],
                       [0, 1], 2, torch.tensor([3, 4])))
-    link.wait_until(time.monotonic() + 3600)
+    link.wait_until(an_hour_later())
     assert link.ready and link.recv().nodes == [0, 1] and not link.ready

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from config.presets import ROOT
 from model.text import LLAMA2_SYSTEM, AnswerReader, Stream, Text, chosen, own_template
 from tests.checkpoints import refused
 from tests.forked import CONTEXT
+from tests.json_files import change_json, load_json, save_json
+from tests.saved import run_program
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",
           "How are you today? I am fine, thank you.", "One two three four five six seven eight nine ten."]
@@ -39,8 +39,8 @@ def sentencepiece(folder: Path) -> Path:
         hard_vocab_limit=False, minloglevel=2)
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": False, "bos_token": "<s>",
                 "eos_token": "</s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 400, "eos_token_id": 2}))
+    save_json(folder / "tokenizer_config.json", settings)
+    save_json(folder / "config.json", {"model_type": "llama", "vocab_size": 400, "eos_token_id": 2})
     return folder
 
 
@@ -57,11 +57,11 @@ def bytelevel(folder: Path) -> Path:
         vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False))
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
+    save_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1],
         "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}"
-                         "{% if add_generation_prompt %}assistant:{% endif %}"}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9]}))
+                         "{% if add_generation_prompt %}assistant:{% endif %}"})
+    save_json(folder / "generation_config.json", {"eos_token_id": [1, 9]})
     return folder
 
 
@@ -91,6 +91,11 @@ def tokenizers(llama, llama3):
 KINDS = pytest.mark.parametrize("kind", ["sentencepiece", "slow sentencepiece", "byte level"])
 
 
+def plain_ids(tokenizer, written):
+    """The ids of a text, or of each of several, without a first token."""
+    return tokenizer(written, add_special_tokens=False)["input_ids"]
+
+
 def pieces(tokenizer, ids: list[int]) -> list[str]:
     stream = Stream(tokenizer)
     return [*(stream.add([i]) for i in ids), stream.finish()]
@@ -101,7 +106,7 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
 @given(text=st.text(st.sampled_from("ab the é€世👩‍👧\u200d \n\t.")) | st.text(st.characters(codec="utf-8")))
 def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = plain_ids(tokenizer, text)
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True,
                                                                clean_up_tokenization_spaces=False)
 
@@ -121,7 +126,7 @@ def test_any_ids_in_any_portions_give_one_text(llama, data):
 @KINDS
 def test_no_piece_holds_half_a_character(tokenizers, kind):
     tokenizer = tokenizers[kind]
-    ids = tokenizer(MIXED, add_special_tokens=False)["input_ids"]
+    ids = plain_ids(tokenizer, MIXED)
     assert len(ids) > len(MIXED), "the test needs characters of several tokens"
     found = pieces(tokenizer, ids)
     assert "".join(found) == MIXED and not any("\ufffd" in piece for piece in found)
@@ -129,7 +134,7 @@ def test_no_piece_holds_half_a_character(tokenizers, kind):
 
 
 def test_a_character_that_is_cut_off_appears_at_the_end_only(llama):
-    ids = llama.tokenizer("so 🎉", add_special_tokens=False)["input_ids"][:-1]
+    ids = plain_ids(llama.tokenizer, "so 🎉")[:-1]
     stream = Stream(llama.tokenizer)
     assert stream.add(ids).strip() == "so"
     assert set(stream.finish()) == {"\ufffd"}
@@ -142,7 +147,7 @@ def test_a_character_that_never_becomes_whole_does_not_hold_the_text_back(llama)
 
 
 def test_spaces_at_the_seams_are_kept_and_special_tokens_print_nothing(llama):
-    fox, dog = (llama.tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("fox", "dog"))
+    fox, dog = (plain_ids(llama.tokenizer, word) for word in ("fox", "dog"))
     assert llama.decode([1, *fox, 2, *dog, 2, 2]) == "fox dog"
     stream = Stream(llama.tokenizer)
     assert [stream.add(fox), stream.add([2]), stream.add(dog)] == ["fox", "", " dog"]
@@ -154,7 +159,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(llama, word, monkeypatc
     monkeypatch.setattr(llama.tokenizer, "decode",
                         lambda ids, **how: longest.append(len(ids)) or decode(ids, **how))
     stream = Stream(llama.tokenizer)
-    stream.add(llama.tokenizer(word * 500, add_special_tokens=False)["input_ids"])
+    stream.add(plain_ids(llama.tokenizer, word * 500))
     assert max(longest) < 100
 
 
@@ -228,27 +233,25 @@ def test_every_end_token_that_the_model_names_counts(llama, llama3, folder):
     (endless / "generation_config.json").write_text("{}")
     plain = (endless / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>").replace("of_text", "of_it")
     (endless / "tokenizer.json").write_text(plain)
-    settings = json.loads((endless / "tokenizer_config.json").read_text())
-    (endless / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
+    change_json(endless / "tokenizer_config.json", eos_token=None)
     with refused("names no end token; add eos_token_id to its generation_config.json, or use ignore_eos=true"):
         _ = Text(endless).end_ids
 
 
-@pytest.mark.parametrize(("template", "names", "ends"), [
-    ("{% for m in messages %}[{{ m.role }}]{{ m.content }} <|im_done|>\n{% endfor %}", ["<|im_done|>"], {1, 9, 320}),
-    ("{% for m in messages %}{{ m.content }}<a><ab>{% endfor %}", ["<a>", "<ab>", "<|im_end|>"], {1, 9, 320, 322}),
-    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", ["<|end|>"], {1, 9, 320}),
-    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", ["<|end|>", "<|return|>"], {1, 9, 321}),
-    ("{% for m in messages %}{{ m.content }}!<ab>{% endfor %}", ["<ab>"], {1, 9}), ("{{ 1 / 0 }}", [], {1, 9})])
+@pytest.mark.parametrize("template, names, ends", [
+    ("{% for m in messages %}[{{ m.role }}]{{ m.content }} <|im_done|>\n{% endfor %}", "<|im_done|>", {1, 9, 320}),
+    ("{% for m in messages %}{{ m.content }}<a><ab>{% endfor %}", "<a> <ab> <|im_end|>", {1, 9, 320, 322}),
+    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", "<|end|>", {1, 9, 320}),
+    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", "<|end|> <|return|>", {1, 9, 321}),
+    ("{% for m in messages %}{{ m.content }}!<ab>{% endfor %}", "<ab>", {1, 9}), ("{{ 1 / 0 }}", "", {1, 9})])
 def test_the_token_with_which_a_template_closes_an_answer_ends_it(folder, tmp_path, template, names, ends):
     """And known names do; in the format of GPT-OSS, which has <|return|>, <|end|> ends only a part."""
     base = bytelevel(tmp_path)
     file = json.loads((base / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>"))
     file["added_tokens"] += [{"id": 320 + place, "content": name, "special": True, "normalized": False, "lstrip": False,
-                              "rstrip": False, "single_word": False} for place, name in enumerate(names)]
-    (base / "tokenizer.json").write_text(json.dumps(file))
-    settings = json.loads((base / "tokenizer_config.json").read_text())
-    (base / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+                              "rstrip": False, "single_word": False} for place, name in enumerate(names.split())]
+    save_json(base / "tokenizer.json", file)
+    change_json(base / "tokenizer_config.json", chat_template=template)
     assert Text(base).end_ids == ends
 
 
@@ -260,7 +263,7 @@ def test_a_tokenizer_that_an_older_version_read_out_of_a_gguf_file_is_refused(ll
         Text(copied(llama3, tmp_path / "old", model_type="gpt2"))
 
 
-@pytest.mark.parametrize(("turns", "template", "sentence"), [
+@pytest.mark.parametrize("turns, template, sentence", [
     ([], "vicuna", "the prompt is empty"), ([" \n"], "none", "the prompt is empty"),
     (["a", "b"], "vicuna", "end it with a turn of the user"),
     (["a"], "alpaca", "choose one of vicuna, llama-2, own, none"), (["a"], "own", "has no chat template of its own"),
@@ -280,8 +283,7 @@ def test_a_folder_without_a_tokenizer_says_how_to_do_without(tmp_path):
 
 
 def test_a_tokenizer_may_be_larger_than_the_model_but_ids_beyond_it_end_nothing(llama, tmp_path):
-    for path in llama.folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100, "eos_token_id": [2, 100]}')
     larger = Text(tmp_path)
     assert larger.remark == (f"the tokenizer in {tmp_path} has {len(llama.tokenizer)} tokens, but the model knows only "
@@ -291,12 +293,14 @@ def test_a_tokenizer_may_be_larger_than_the_model_but_ids_beyond_it_end_nothing(
 
 def copied(text, folder, **settings):
     """Copy the tokenizer's folder, with other settings."""
-    folder.mkdir(parents=True)
-    for path in text.folder.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    old = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**old, **settings}))
+    shutil.copytree(text.folder, folder)
+    change_json(folder / "tokenizer_config.json", **settings)
     return folder
+
+
+def changed(text, tmp_path, **settings):
+    """The same tokenizer with other settings."""
+    return Text(copied(text, tmp_path / "new", **settings))
 
 
 @pytest.mark.parametrize("content", ["[]", "{"])
@@ -333,12 +337,11 @@ def test_a_class_that_is_no_tokenizer_is_refused_in_one_sentence(llama3, tmp_pat
         Text(folder)
 
 
-def with_rules(source: Text, folder: Path, **rules: object) -> Path:
+def with_rules(source: Text, folder: Path, **rules: object) -> Text:
     """A copy of a tokenizer with other rules in its tokenizer.json."""
     copied(source, folder)
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **rules}), encoding="utf-8")
-    return folder
+    change_json(folder / "tokenizer.json", **rules)
+    return Text(folder)
 
 
 def replaces(pattern: dict[str, str], content: str) -> dict[str, object]:
@@ -349,7 +352,7 @@ COSTLY = {"Regex": "(a+)+$|(x+x+)+y"}  # on a row of a's its library gives up
 
 
 def test_a_pattern_that_fails_on_a_text_refuses_that_text_and_no_other(llama3, tmp_path):
-    text = Text(with_rules(llama3, tmp_path / "new", normalizer=replaces(COSTLY, "b")))
+    text = with_rules(llama3, tmp_path / "new", normalizer=replaces(COSTLY, "b"))
     for _ in range(2):
         assert text.prompt_ids(["dog"], "none")
         with refused("fails (RuntimeError: Onig: Regex search error: retry-limit-in-match over)"):
@@ -359,7 +362,7 @@ def test_a_pattern_that_fails_on_a_text_refuses_that_text_and_no_other(llama3, t
 def test_a_decoder_that_fails_on_a_text_raises_what_ends_one_request_alone(llama3, tmp_path):
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                                                  "use_regex": True}, replaces(COSTLY, "b")]}
-    text = Text(with_rules(llama3, tmp_path / "new", decoder=decoder))
+    text = with_rules(llama3, tmp_path / "new", decoder=decoder)
     ids = llama3.prompt_ids(["a" * 40 + "!"], "none")
     with pytest.raises(RuntimeError, match="retry-limit-in-match over"):
         text.decode(ids)
@@ -372,24 +375,24 @@ HARMLESS_RULES = [{"type": "Prepend", "prepend": "_"}, replaces({"String": " "},
                   replaces({"Regex": " {2,}"}, " "), replaces({"String": "ab"}, "a" * 40)]
 
 
-@pytest.mark.parametrize(("rules", "growth"), [
+@pytest.mark.parametrize("rules, growth", [
     ({"normalizer": LONG}, 300), ({"decoder": LONG}, 300),
     ({"normalizer": {"type": "Sequence", "normalizers": SEVERAL}}, 400),
     ({"decoder": {"type": "Sequence", "decoders": SEVERAL}}, 400),
     ({"normalizer": replaces({"Regex": "x*"}, "a" * 150)}, 300)])
 def test_rules_that_multiply_a_text_are_refused_before_they_are_used(llama3, tmp_path, rules, growth):
     with refused(f"its rules may write {growth} characters for one, more than 256"):
-        Text(with_rules(llama3, tmp_path / "new", **rules))
+        with_rules(llama3, tmp_path / "new", **rules)
 
 
 def test_rules_that_real_tokenizers_have_are_used(llama3, tmp_path):
     rules = {"type": "Sequence", "normalizers": HARMLESS_RULES}
-    assert Text(with_rules(llama3, tmp_path / "new", normalizer=rules)).prompt_ids(["dog"], "none")
+    assert with_rules(llama3, tmp_path / "new", normalizer=rules).prompt_ids(["dog"], "none")
 
 
 def test_a_text_has_the_same_tokens_each_time_though_training_left_merges_out(llama3, tmp_path):
-    model = json.loads((llama3.folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    text = Text(with_rules(llama3, tmp_path / "new", model={**model, "dropout": 0.9}))
+    model = load_json(llama3.folder / "tokenizer.json")["model"]
+    text = with_rules(llama3, tmp_path / "new", model={**model, "dropout": 0.9})
     prompt = ["the dog and the baker"]
     assert {tuple(text.prompt_ids(prompt, "none")) for _ in range(20)} == {tuple(llama3.prompt_ids(prompt, "none"))}
 
@@ -397,19 +400,18 @@ def test_a_text_has_the_same_tokens_each_time_though_training_left_merges_out(ll
 ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
 
 
-@pytest.mark.parametrize(("template", "sentence"), [
+@pytest.mark.parametrize("template, sentence", [
     ("{% for m in %}", "TemplateSyntaxError"), ("{{ raise_exception('say \x1b[31m no') }}", r"say \x1b[31m no"),
     ("{% for i in range(10**12) %}x{% endfor %}", "OverflowError"), (ATTACK, "SecurityError"),
     ("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages.nothing.more }}", "UndefinedError"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ messages + 1 }}", "TypeError"),
-], ids=["syntax", "raise", "range", "attack", "division", "undefined", "recursion", "type"])
+], ids="syntax raise range attack division undefined recursion type".split())
 def test_a_chat_template_that_fails_is_reported_in_one_line(llama3, tmp_path, template, sentence):
-    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
+    text = changed(llama3, tmp_path, chat_template=template)
     with refused(sentence) as error:
         text.prompt_ids(["Hi"], "own")
     printed = str(error.value)
     assert printed.startswith("the chat template of the tokenizer in") and "use template=vicuna" in printed
-    assert printed.isprintable()
 
 
 PARTS = "{% for m in messages %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endfor %}"
@@ -422,11 +424,11 @@ TEXT_OR_PARTS = """{% for m in messages %}
 ONLY_PARTS = "{{ messages[0].content[0].text }}{% if messages[0].content is string %}{{ 1 / 0 }}{% endif %}"
 
 
-@pytest.mark.parametrize(("template", "prompt"), [
+@pytest.mark.parametrize("template, prompt", [
     (PARTS, "[Be kind.][dog][fox][lazy]"), (MIXED_PARTS, "Be kind.|dog|fox|lazy|"), (ONLY_PARTS, "Be kind."),
     (TEXT_OR_PARTS, "Be kind.|dog|fox|lazy|")], ids=["parts", "the user's", "text fails", "text or parts"])
 def test_a_template_gets_its_contents_in_the_form_that_it_reads(llama3, tmp_path, template, prompt):
-    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
+    text = changed(llama3, tmp_path, chat_template=template)
     messages = [{"role": role, "content": content} for role, content in (
         ("system", "Be kind."), ("user", "dog"), ("assistant", "fox"), ("user", "lazy"))]
     for _ in range(2):
@@ -436,7 +438,7 @@ def test_a_template_gets_its_contents_in_the_form_that_it_reads(llama3, tmp_path
 @pytest.mark.parametrize("template", ["{{ bos_token }}Hello", "{% for m in messages %}{{ m.role }}{% endfor %}",
                                       "{{ messages[0].content[0].image }}x"])
 def test_a_template_that_leaves_out_the_words_of_the_user_is_refused(llama3, tmp_path, template):
-    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
+    text = changed(llama3, tmp_path, chat_template=template)
     for _ in range(2):
         with refused("fails (ValueError: it leaves out the words of the user); use template=vicuna"):
             text.prompt_ids(["Hi"], "own")
@@ -452,7 +454,7 @@ def greedy(llama3, tmp_path_factory):
     return Text(copied(llama3, tmp_path_factory.mktemp("greedy") / "new", chat_template=GREEDY))
 
 
-@pytest.mark.parametrize(("said", "seconds", "sentence"), [
+@pytest.mark.parametrize("said, seconds, sentence", [
     ("loop", 0.01, "TimeoutError: not finished after 0.01 seconds"), ("eat", 60.0, "MemoryError"),
     ("babble", 60.0, "it returns a text of 10000006 characters")])
 def test_a_chat_template_is_bounded_each_time_and_works_the_next_time(greedy, monkeypatch, said, seconds, sentence):
@@ -511,6 +513,7 @@ def test_half_a_character_is_refused(llama):
 IMPORTS = """
 import sys, time, split_and_save_models, model.text
 from concurrent.futures import ThreadPoolExecutor
+from tests.saved import run_program
 print({"transformers", "fastchat"} & set(sys.modules))
 def ask(number):
     time.sleep(number / 20)
@@ -521,7 +524,7 @@ with ThreadPoolExecutor(20) as pool:
 
 
 def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_after_the_other():
-    done = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True)
+    done = run_program(sys.executable, "-c", IMPORTS)
     assert done.stdout == "set()\nTrue\n", done.stderr
 
 
@@ -535,7 +538,7 @@ def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
 
 
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
-    ids = llama.tokenizer("the dog and the cat", add_special_tokens=False)["input_ids"]
+    ids = plain_ids(llama.tokenizer, "the dog and the cat")
     reader = AnswerReader(llama, ["cat", "and the", "zebra"])
     shown = "".join(reader.read([token]) for token in ids)
     assert reader.stopped and shown == reader.text == "the dog "
@@ -556,14 +559,14 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
 
 
-@pytest.mark.parametrize(("messages", "sentence"), [
+@pytest.mark.parametrize("messages, sentence", [
     ([], "the messages are empty"),
     ([("user", " ")], "the messages are empty"),
     ([("user", "a"), ("assistant", "b")], "the last message has the role assistant"),
     ([("assistant", "a"), ("user", "b")], "the first message is the assistant's"),
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with refused(sentence):
         llama.chat_ids([{"role": role, "content": content} for role, content in messages], "vicuna")
 
 

@@ -26,6 +26,7 @@ from pipeline.link import Peers
 from pipeline.messages import Header, Reset, Segment
 from pipeline.trace import Trace, merge, read
 from sim import devices
+from tests.checkpoints import refused
 from tests.forked import ranks
 from tests.saved import ENDLESS, here, wait_until
 
@@ -113,7 +114,7 @@ def test_a_way_between_boards_breaks_once_nothing_is_acknowledged_for_so_long(pa
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
 
 
-@pytest.mark.parametrize(("numbers", "sentence"), [
+@pytest.mark.parametrize("numbers, sentence", [
     ((99, 0, 0, 0, 0, 0), "a message of unknown kind 99"),
     ((0, -1, 2, 4, 0, 1), "a message of impossible size or type"),
     ((0, 8, 2, 4, -2, 1), "a message of impossible size or type"),
@@ -233,7 +234,7 @@ def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_
 def test_a_line_that_is_no_span_is_named(tmp_path, line):
     Trace(str(tmp_path), 0).close()
     (tmp_path / "rank_0.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is .*: delete this line, or trace the run again"):
+    with refused("line 1 of ", "rank_0.jsonl is ", ": delete this line, or trace the run again"):
         read(tmp_path)
 
 

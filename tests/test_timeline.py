@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import time
 
 import pytest
@@ -14,13 +13,13 @@ from eval.observe import timeline_page as timeline
 from eval.observe.timeline import RunHistory
 from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
-from tests.saved import here
+from tests.browser import ARGUMENTS
+from tests.json_files import load_json, load_json_lines, save_json_lines
+from tests.saved import here, run_program
 from tests.tiny import in_threads
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-component-update", "--disable-background-networking", "--virtual-time-budget=2000",
-         "--window-size=1400,900")
+QUIET = (*ARGUMENTS, "--virtual-time-budget=2000", "--window-size=1400,900")
 SMALL = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
          "subseq_token=4", "max_new_tokens=12", "ignore_eos=true", "template=none")
 QUESTIONS = ("what does a fox do?", "and a crow?")
@@ -31,15 +30,19 @@ def ran(saved, tmp_path_factory, request):
     """Two requests over three ranks: the trace's folder, and the token ids of the answers."""
     folder = tmp_path_factory.mktemp(request.param)
     asked = folder / "questions.jsonl"
-    asked.write_text("\n".join(json.dumps({"turns": [question]}) for question in QUESTIONS))
+    save_json_lines(asked, ({"turns": [question]} for question in QUESTIONS))
     assert here(f"model_dir={saved / '0+2+2'}", f"pipeline_type={request.param}", f"question_file={asked}",
                 f"trace={folder / 'trace'}", f"output={folder / 'out.json'}", *SMALL) == 0
-    return folder / "trace", [record["token_ids"] for record in json.loads((folder / "out.json").read_text())]
+    return folder / "trace", [record["token_ids"] for record in load_json(folder / "out.json")]
 
 
 def story(folder):
     found = RunHistory(read(folder)).data()
     return found, {node["id"]: node for node in found["nodes"]}
+
+
+def guesses_among(nodes):
+    return [node for node in nodes.values() if node["kind"] == "guess"]
 
 
 def text(message, nodes, number):
@@ -61,8 +64,7 @@ def test_the_settled_nodes_spell_the_answers(ran):
     for number, answer in enumerate(answers):
         assert text(found, nodes, number)[:len(answer)] == answer
     assert all(node["settled"] is None or node["died"] is None for node in nodes.values())
-    guesses = [node for node in nodes.values() if node["kind"] == "guess"]
-    assert all((node["settled"] is None) != (node["died"] is None) for node in guesses)
+    assert all((node["settled"] is None) != (node["died"] is None) for node in guesses_among(nodes))
     for node in nodes.values():
         if node["settled"] is not None and node["kind"] != "prompt":
             assert nodes[node["parent"]]["said"] == node["token"]
@@ -70,7 +72,7 @@ def test_the_settled_nodes_spell_the_answers(ran):
 
 def test_a_guess_has_its_score_from_the_growth_before_it_was_sent(ran):
     found, nodes = story(ran[0])
-    guesses = [node for node in nodes.values() if node["kind"] == "guess"]
+    guesses = guesses_among(nodes)
     assert all(node["score"] is not None for node in guesses)
     for node in guesses:
         if node["segment"] is not None:
@@ -95,7 +97,7 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
 
 def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
     folder, answers = ran
-    run = json.loads((folder / "run.json").read_text())
+    run = load_json(folder / "run.json")
     assert (run["kind"], run["profile"], run["stages"], run["temperature"]) == ("real", "none", "0+2+2", 0.0)
     letters = {str(token) for answer in answers for token in answer} & set(run["tokens"])
     assert letters
@@ -103,7 +105,7 @@ def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
                or run["tokens"][token].startswith("<") for token in letters)
 
 
-def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path, capsys):
+def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path, capsys, error_of):
     folder, answers = ran
     assert timeline.main([str(folder), "-o", str(tmp_path / "page.html"), "--requests", "1"]) == 0
     html = (tmp_path / "page.html").read_text()
@@ -112,9 +114,11 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
     assert data["left_out"] == 1
     assert data["segments"][data["nodes"][0]["segment"]]["nodes"][0] == data["nodes"][0]["id"]
     assert not re.search(r"https?://|src=|<link|@import|url\((?!#)", html.replace(json.dumps(data), ""))
-    assert timeline.main([str(folder), "--requests", "7:"]) == 2
-    assert "2 requests" in capsys.readouterr().err
+    assert "2 requests" in error_of(timeline.main, [str(folder), "--requests", "7:"])
     assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err
+
+
+of_one_method = pytest.mark.parametrize("ran", ["continuous"], indirect=True)
 
 
 @pytest.fixture
@@ -122,48 +126,46 @@ def spoilt(ran, tmp_path):
     return shutil.copytree(ran[0], tmp_path / "spoilt")
 
 
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-@pytest.mark.parametrize(("name", "junk"), [
+@of_one_method
+@pytest.mark.parametrize("name, junk", [
     *(("rank_1.jsonl", junk) for junk in ("null", "[]", "{cut", "[" * 100_000, '{"name": "clock"}')),
     ("rank_1.jsonl", '{"rank": 1, "name": "clock", "t0": 1, "t1": 2, "thread": "x"}'),
     *(("run.json", junk) for junk in ("null", "{", '{"tokens": []}'))], ids=lambda value: value[:8])
-def test_what_is_spoiled_is_named_by_file_and_line(spoilt, name, junk, capsys):
+def test_what_is_spoiled_is_named_by_file_and_line(spoilt, name, junk, error_of):
     path, place = spoilt / name, str(spoilt / name)
     if name != "run.json":
         place, junk = f"line 1 of {path}", f"{junk}\n{path.read_text()}"
     path.write_text(junk)
 
-    assert timeline.main([str(spoilt)]) == 2
-    printed = capsys.readouterr().err
+    printed = error_of(timeline.main, [str(spoilt)])
     assert printed.startswith(f"flowspec: {place} is ") and printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+@of_one_method
 @pytest.mark.parametrize("more", [{"nodes": 5}, {"nodes": None},
                                   {"parents": [1 << 40] * 99}, {"tokens": []}, {}],
                          ids=str)
 def test_spans_that_do_not_belong_together_are_one_sentence(spoilt, more, capsys):
     path = spoilt / "rank_0.jsonl"
-    spans = [json.loads(line) for line in path.read_text().splitlines()]
+    spans = load_json_lines(path)
     if more:
         next(span for span in spans if span["name"] == "send").update(more)
     else:
         spans = [span for span in spans if span["name"] != "send"]
-    path.write_text("".join(json.dumps(span) + "\n" for span in spans))
+    save_json_lines(path, spans)
     code, printed = timeline.main([str(spoilt)]), capsys.readouterr().err
     assert (code, printed.count("\n")) in ((0, 0), (2, 1))
     assert more in ({"tokens": []}, {}) or f"the spans in {spoilt} do not make one run" in printed
 
 
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-@pytest.mark.parametrize(("words", "message"), [
+@of_one_method
+@pytest.mark.parametrize("words, message", [
     (["--requests", "x"], "is no range"), (["--requests", "9" * 5000], "is no range"),
     (["--requests", "5:"], "there are 2 requests"), (["-o", "."], "cannot be written (it is a folder)")],
     ids=lambda value: value[-1][:10])
-def test_what_a_page_cannot_be_made_of_or_written_to_is_reported(ran, tmp_path, monkeypatch, words, message, capsys):
+def test_what_a_page_cannot_be_made_of_or_written_to_is_reported(ran, tmp_path, monkeypatch, words, message, error_of):
     monkeypatch.chdir(tmp_path)
-    assert timeline.main([str(ran[0]), *words]) == 2
-    said = capsys.readouterr().err
+    said = error_of(timeline.main, [str(ran[0]), *words])
     assert message in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
@@ -184,8 +186,8 @@ def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
 
 def body(page, profile, mark=""):
     """The attributes that the page's script left at its body, once it ran in a browser."""
-    dumped = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={profile}", "--dump-dom", f"file://{page}{mark}"],
-                            capture_output=True, text=True, timeout=600)
+    dumped = run_program(BROWSER, *QUIET, f"--user-data-dir={profile}", "--dump-dom", f"file://{page}{mark}",
+                         timeout=600)
     return dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dumped.stdout)[0]))
 
 
@@ -199,7 +201,7 @@ document.body.dataset.seen = seen.join(" "); document.body.dataset.lit = String(
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+@of_one_method
 def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     folder, answers = ran
     page = tmp_path / "page.html"
@@ -244,7 +246,7 @@ def test_of_many_unsent_guesses_the_likeliest_are_shown_and_the_others_counted()
     page = timeline.PAGE.read_text(encoding="utf-8")
     script = "".join(page[page.index(begin):page.index(end)] for begin, end in (
         ("/** The state of a node", "/** The content of the panels"), ("const LINE =", "function drawTree")))
-    ran = subprocess.run(["node", "-e", script + TREE], capture_output=True, text=True, check=True)
+    ran = run_program("node", "-e", script + TREE, check=True)
     num_shown, num_lines, num_hidden = json.loads(ran.stdout)
     assert num_shown + num_hidden == 111
     assert num_lines <= num_shown <= 25

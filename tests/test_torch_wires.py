@@ -67,7 +67,7 @@ def test_a_rank_that_is_lost_while_groups_are_created_ends_rank_0_with_its_name(
     heard.set()
 
 
-@pytest.mark.parametrize(("keys", "sentence"), [
+@pytest.mark.parametrize("keys, sentence", [
     ({}, "link=torch cannot regain a lost rank: add recover=false, or leave link out"),
     ({"recover": "false", "keys": "there"}, "keys=there cannot encrypt what link=torch sends: leave one of the two"),
     ({"recover": "false", "profile": "lan-1g", "time": "virtual"}, "link=torch connects processes"),

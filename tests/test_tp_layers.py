@@ -87,7 +87,7 @@ def test_a_sharded_slice_is_the_whole_one_for_any_number_of_rows(family, comm, m
         start += rows
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "columns", "speeds"), [
+@pytest.mark.parametrize("heads, kv_heads, columns, speeds", [
     (4, 1, 48, [1, 1, 1]),  # fewer key/value heads than members
     (6, 2, 7, [1, 1, 1, 1]),  # query heads of one member that belong to two
     (2, 2, 3, [1, 1, 1, 1]),  # members without heads, and one without columns
@@ -118,7 +118,7 @@ def test_every_head_and_column_has_one_owner_and_its_own_key_value_head(heads):
                 assert [share.kv[i // run] for i in range(len(mine))] == [h * kv_heads // heads for h in mine]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "speeds", "expected"), [
+@pytest.mark.parametrize("heads, kv_heads, speeds, expected", [
     (32, 8, [1] * 4, [(8, 2)] * 4),  # whole groups
     (32, 8, [1] * 3,
      [(12, 3), (8, 2), (12, 3)]),  # whole groups too: cutting them would repeat key/value heads

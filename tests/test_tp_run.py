@@ -7,14 +7,13 @@ import signal
 import pytest
 import torch
 
-from launch.split.write import Layout, split
 from model.weights.parts import Part
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused, tensors_of
 from tests.forked import ranks
-from tests.saved import ASK, ENDLESS, FAST, here, reference, token_ids, wait_until
+from tests.saved import ASK, ENDLESS, FAST, here, ranks_of, reference, split_shared, token_ids, wait_until
 from tests.tiny import TINY
 from tp.links import ForwardingLink, Placement
 
@@ -26,22 +25,22 @@ FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)),
 @pytest.fixture(scope="module")
 def saved(saved):
     for name, (stages, shares) in FORMS.items():
-        split(saved / "base", saved.parent / name, stages, saved / "head", progress=False, layout=Layout(shares=shares))
+        split_shared(saved, saved.parent / name, stages, shares)
     return saved.parent
 
 
 # --- the text ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("form", "temperature", "words"), [
-    ("tp1", "0", ["pipeline_type=tp"]), ("tp2", "1", ["pipeline_type=tp"]), ("tp2", "0", ["pipeline_type=galaxy"]),
-    ("tp3", "0", ["pipeline_type=tp"]), ("tp3", "1", ["pipeline_type=galaxy", "tp=2,1,1"]),
-    ("tp2", "0", ["pipeline_type=continuous"]), ("tp2", "1", ["pipeline_type=pruned"]),
-    ("2x2", "1", ["pipeline_type=continuous"]), ("2x2", "0", ["pipeline_type=pruned", "tp=2"]),
-    ("2x2", "1", ["pipeline_type=pipedec"]), ("2x2", "0", ["pipeline_type=ar", "stages=0+2+2"]),
+@pytest.mark.parametrize("form, temperature, words", [
+    ("tp1", "0", "pipeline_type=tp"), ("tp2", "1", "pipeline_type=tp"), ("tp2", "0", "pipeline_type=galaxy"),
+    ("tp3", "0", "pipeline_type=tp"), ("tp3", "1", "pipeline_type=galaxy tp=2,1,1"),
+    ("tp2", "0", "pipeline_type=continuous"), ("tp2", "1", "pipeline_type=pruned"),
+    ("2x2", "1", "pipeline_type=continuous"), ("2x2", "0", "pipeline_type=pruned tp=2"),
+    ("2x2", "1", "pipeline_type=pipedec"), ("2x2", "0", "pipeline_type=ar stages=0+2+2"),
 ])
 def test_ranks_that_share_layers_write_the_reference_text(saved, tmp_path, form, words, temperature):
-    assert here(f"model_dir={saved / form}", f"temperature={temperature}", f"output={tmp_path / 'out.json'}", *words,
-                *WORDS) == 0
+    words_here = f"model_dir={saved / form}", f"temperature={temperature}", f"output={tmp_path / 'out.json'}"
+    assert here(*words_here, *words.split(), *WORDS) == 0
     assert token_ids(tmp_path / "out.json") == reference(float(temperature))
 
 
@@ -121,7 +120,7 @@ def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
 
 def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     whole = TINY.tensors
-    parts = [Part(saved / "tp3" / f"stage_{rank}") for rank in range(3)]
+    parts = ranks_of(saved / "tp3")
     assert [(part.world, part.member, part.layers, part.shares) for part in parts] == [
         (3, member, (0, 4), [2, 1, 1]) for member in range(3)]
     tensors = [tensors_of(part.weights) for part in parts]
@@ -139,20 +138,19 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     assert all(torch.equal(held["model.norm.weight"], whole["norm.weight"]) for held in tensors)
 
 
-@pytest.mark.parametrize(("form", "words", "message"), [
-    ("2x2", ["pipeline_type=tp"], "is split as 0+2+2 tp=2, but pipeline_type=tp has no pipeline: split"),
-    ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp out"),
-    ("tp3", ["pipeline_type=tp", "tp=1,1,1"], "is split as tp=3, not with tp=1,1,1"),
-    ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
-    ("tp2", ["tp=1,x"], "tp=1,x is not possible: give 0 for the number of the split, a number of ranks"),
-    ("tp2", ["tp=1,0"], "tp=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
+@pytest.mark.parametrize("form, words, message", [
+    ("2x2", "pipeline_type=tp", "is split as 0+2+2 tp=2, but pipeline_type=tp has no pipeline: split"),
+    ("2x2", "tp=3", "is split as 0+2+2 tp=2, not with tp=3: leave tp out"),
+    ("tp3", "pipeline_type=tp tp=1,1,1", "is split as tp=3, not with tp=1,1,1"),
+    ("tp2", "stages=0+2+2", "is split as tp=2, not as stages=0+2+2: leave stages out"),
+    ("tp2", "tp=1,x", "tp=1,x is not possible: give 0 for the number of the split, a number of ranks"),
+    ("tp2", "tp=1,0", "tp=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
 ])
-def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, message):
-    assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2
-    assert message in capsys.readouterr().err
+def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, error_of, form, words, message):
+    assert message in error_of(here, f"model_dir={saved / form}", "prompt_ids=5", *words.split())
 
 
-def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path, capsys):
+def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path, capsys, error_of):
     from split_and_save_models import main
 
     base = str(saved / "saved" / "base")
@@ -160,8 +158,8 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
     assert "stage_1: share 2 of 2 of layers 0 to 3" in capsys.readouterr().out
     assert main([base, str(tmp_path / "b"), "--stages", "0+1+3", "--tp", "2"]) == 0
     assert "stage_4: share 2 of 2 of layers 1 to 3" in capsys.readouterr().out
-    assert main([base, str(tmp_path / "c"), "--tp", "2,x"]) == 2
-    assert "--tp 2,x is not possible: give 0 for the number of the split, a number of ranks" in capsys.readouterr().err
+    printed = error_of(main, [base, str(tmp_path / "c"), "--tp", "2,x"])
+    assert "--tp 2,x is not possible: give 0 for the number of the split, a number of ranks" in printed
     with refused("is incomplete; split again"):
         (tmp_path / "b" / "stage_3" / "manifest.json").unlink()
         Part(tmp_path / "b" / "stage_3")
@@ -169,7 +167,7 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
 
 # --- what breaks ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("number", "lost"),
+@pytest.mark.parametrize("number, lost",
                          [(signal.SIGSTOP, 1), (signal.SIGKILL, 0)])
 def test_when_a_member_dies_or_falls_silent_all_others_end_and_note_its_name(saved, tmp_path, number, lost):
     words = [f"model_dir={saved / 'tp3'}", "pipeline_type=galaxy", "timeout=2", "threads_per_rank=1", *ENDLESS]

@@ -15,18 +15,10 @@ from scripts.bench import main
 from tests.saved import save_model
 from tests.test_acceptance import save_off
 from tests.test_rules import CASES, distribution, proposals
-from tests.tiny import CAPACITY, TINY, TREE, pipeline
+from tests.tiny import CAPACITY, TINY, TREE, admit_text, digits, pipeline
 
 PROMPT, NEW = [1, 5, 9, 12, 7], 40
 ONE = {name: case for name, case in CASES.items() if len(case[1]) == 1}
-
-
-def twins(*noises):
-    """Small models as they draft side by side."""
-    networks = [TINY.twin(noise) for noise in noises]
-    for number, network in enumerate(networks):
-        network.number, network.source = number, f"ssm{number + 1}"
-    return networks
 
 
 def decode(networks, widths, sampler):
@@ -34,22 +26,18 @@ def decode(networks, widths, sampler):
     shaped = TREE.init.shaped(expanded(",".join(map(str, widths))))
     cfg = TREE.__class__(init=shaped, chunk=TREE.chunk)
     with pipeline(TINY, 2, "serial", Mixture(networks, None), cfg) as decoder:
-        answer, stream = decoder.stream(Request(PROMPT, sampler, NEW))
-        for _ in stream:
-            pass
+        answer = decoder.complete(Request(PROMPT, sampler, NEW))
     return answer.token_ids, len(answer.accepted_lengths)
 
 
 def foreseen(network, text):
     """The logits of a network at each token of a text, `[N, V]`."""
     read = [*PROMPT, *text[:-1]]
-    cache = TINY.config.cache(TINY.config.layers, CAPACITY, TINY.lm_head.weight)
-    nodes = list(range(len(read)))
-    cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-    return network.lm_head(network.network(torch.tensor(read), torch.tensor(nodes), cache))[-len(text):]
+    cache = TINY.new_cache(CAPACITY)
+    return network.lm_head(network.network(torch.tensor(read), admit_text(cache, len(read)), cache))[-len(text):]
 
 
-@pytest.mark.parametrize(("rule", "count"),
+@pytest.mark.parametrize("rule, count",
                          [(mss, by_mss), (naive, None)], ids=["mss", "naive"])
 @pytest.mark.parametrize("case", ONE)
 def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule, count):
@@ -77,7 +65,7 @@ def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule
 @pytest.mark.parametrize("noises",
                          [(0.03,), (0.02, 0.05)], ids=["one", "merged"])
 def test_the_passes_along_a_text_are_those_of_a_pipeline(noises, sampler, widths):
-    networks = twins(*noises)
+    networks = TINY.drafters(*noises).networks
     text, taken = decode(networks, widths, sampler)
     rank_DN = [ranks(foreseen(network, text), text) for network in networks]
     assert len(text) == NEW and merged_passes(rank_DN, widths) == taken < NEW - 1
@@ -86,12 +74,10 @@ def test_the_passes_along_a_text_are_those_of_a_pipeline(noises, sampler, widths
 
 
 def test_with_several_drafters_a_path_counts_that_one_of_them_has_whole():
-    both = [np.array([0, 0, 0, 1, 1, 1, 1, 1]),
-            np.array([0, 1, 1, 1, 0, 0, 1, 1])]
+    both = [np.array(digits("00011111")), np.array(digits("01110011"))]
     assert [merged_passes([row], [1, 1, 1]) for row in both] == [5, 5]
     assert merged_passes(both, [1, 1, 1]) == 3  # the first one's two guesses, the second one's two, and one place more
-    by_turns = [np.array([0, 0, 1, 0, 1]),
-                np.array([0, 1, 0, 1, 0])]
+    by_turns = [np.array(digits("00101")), np.array(digits("01010"))]
     assert merged_passes(by_turns, [1, 1, 1, 1]) == 2  # each place is foreseen by one of them, but no path of two
 
 
@@ -111,7 +97,7 @@ def test_expected_passes_are_the_mean_over_all_that_can_be_accepted():
 
 def test_the_expected_passes_of_multi_step_sampling_are_those_of_pipelines():
     widths, differences = [1, 3, 1], []
-    networks = twins(0.04)
+    networks = TINY.drafters(0.04).networks
     for seed in range(16):
         sampler = Sampler(1.0, seed=seed, rule="mss")
         text, taken = decode(networks, widths, sampler)
@@ -136,12 +122,11 @@ def test_the_command_prints_three_tables_with_the_paper_s(tmp_path, capsys):
     assert "Table 3" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["expansion=1,1"], "expansion=1,1 has no step that is varied: write k for it"),
-    (["expansion=1,k,0"], "is not a list of widths"), (["expansion=k,x"], "is not a list of widths"),
-    (["max_new_tokens=1"], "leaves nothing to be guessed"), (["draft=nowhere"], "there is no folder"),
-    (["sets=nope"], "no data set nope"), (["widths=3"], "unknown key widths")])
-def test_what_cannot_be_counted_is_one_sentence(words, message, capsys):
-    assert main(["specinfer", *words]) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+@pytest.mark.parametrize("words, message", [
+    ("expansion=1,1", "expansion=1,1 has no step that is varied: write k for it"),
+    ("expansion=1,k,0", "is not a list of widths"), ("expansion=k,x", "is not a list of widths"),
+    ("max_new_tokens=1", "leaves nothing to be guessed"), ("draft=nowhere", "there is no folder"),
+    ("sets=nope", "no data set nope"), ("widths=3", "unknown key widths")])
+def test_what_cannot_be_counted_is_one_sentence(words, message, error_of):
+    said = error_of(main, ["specinfer", *words.split()]).strip().splitlines()[-1]
     assert said.startswith("flowspec: ") and message in said

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from config.methods import METHODS
-from config.profiles import PROFILES, Profile
+from config.profiles import PROFILES
 from launch.ask import GENERATE
 from launch.pipeline import Pipeline
 from launch.run import run
@@ -26,11 +26,10 @@ from sim.cluster import Cluster
 from sim.paths import Paths
 from sim.stages import VirtualStage, Work
 from sim.wires import ModelledWire
+from tests.test_emulate import QUICK
 from tests.tiny import CONFIG, TINY
 
-PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0,
-                free=9, token=0, level=2, verdict=4, latency=1,
-                mbps=1e9, step=1)
+PLAIN = replace(QUICK, row=0, free=9, token=0, mbps=1e9)
 QUESTION = "What does a baker do?"
 
 
@@ -151,7 +150,7 @@ def test_a_stage_in_virtual_time_passes_on_and_holds_what_a_real_stage_does():
     due: list[tuple[float, Callable[[float], None]]] = []
     virtual = VirtualStage(lambda moment, event: due.append((moment, event)), Work(lambda rows, text: 0.004, 4),
                            lambda msg, now: passed.append(msg), OFF)
-    real = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
+    real = Stage(TINY.slice(0, 4), TINY.new_cache)
     for now, message in enumerate(messages()):
         result = real.apply(message)
         virtual.hear(message, now)
@@ -171,37 +170,35 @@ def test_a_stage_in_virtual_time_passes_on_and_holds_what_a_real_stage_does():
 
 # --- whole pipelines --------------------------------------------------------------------------------------------------
 
-def answers(pipeline: Pipeline, temperature: float) -> list[tuple[list[int], float]]:
+def answered(pipeline: Pipeline, temperature: float) -> tuple[list[int], float]:
+    """The token ids of an answer, and its seconds."""
     prompt = pipeline.text.prompt_ids([QUESTION], "vicuna")
-    answer, stream = pipeline.decoder.stream(Request(prompt, Sampler(temperature, seed=3), 12))
-    list(stream)
-    return [(answer.token_ids, answer.prefill_seconds + answer.decode_seconds)]
+    answer = pipeline.decoder.complete(Request(prompt, Sampler(temperature, seed=3), 12))
+    return answer.token_ids, answer.prefill_seconds + answer.decode_seconds
 
 
 @lru_cache(maxsize=None)
-def answers_of(method: str, temperature: float, **options) -> list[tuple[list[int], float]]:
+def answered_by(method: str, temperature: float, **options) -> tuple[list[int], float]:
     with Pipeline.open("toy", pipeline_type=method, dtype="float64", **options) as pipeline:
-        return answers(pipeline, temperature)
+        return answered(pipeline, temperature)
 
 
 @pytest.mark.parametrize("method, temperature", [*zip(METHODS, cycle([0, 1]))])
 def test_every_method_writes_in_virtual_time_what_is_written_in_real_time_and_takes_the_same_time_twice(
         method, temperature):
     before = set(threading.enumerate())
-    first, again = (answers_of.__wrapped__(method, temperature, time="virtual", profile="wifi") for _ in range(2))
+    first, again = (answered_by.__wrapped__(method, temperature, time="virtual", profile="wifi") for _ in range(2))
     started = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in started if name.startswith(("rank", "emulated"))]
     assert first == again
-    real = answers_of("ar", temperature, link="threads")
-    assert [ids for ids, _ in first] == [ids for ids, _ in real]
+    assert first[0] == answered_by("ar", temperature, link="threads")[0]
 
 
 def test_plain_decoding_takes_what_the_profile_says_and_no_more():
     """Every token of `ar` goes once over four stages, five wires and the verdict."""
     with Pipeline.open("toy", pipeline_type="ar", time="virtual", profile="jetson-7b") as pipeline:
-        [(ids, _)] = answers(pipeline, 0)
-        answer, stream = pipeline.decoder.stream(Request([1, 5, 9], Sampler(), 3))
-        list(stream)
+        ids, _ = answered(pipeline, 0)
+        answer = pipeline.decoder.complete(Request([1, 5, 9], Sampler(), 3))
     profile = PROFILES["jetson-7b"]
     stages = sum(4 * profile.stage(0.25, 1, context) for context in (3, 4))
     wires = 2 * (5 * profile.latency / 1e3 + profile.transfer(24 + 8) + 4 * profile.transfer(24 + profile.row_bytes))
@@ -218,12 +215,11 @@ def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(t
     assert '"kind": "simulated"' in (tmp_path / "run.json").read_text()
 
 
-def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
-    for words, message in ((["time=virtual"], "profile=jetson-7b"),
-                           (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
-                           (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
-        assert run(GENERATE, ["toy", *words]) == 2
-        assert message in capsys.readouterr().err
+def test_what_virtual_time_cannot_do_is_refused_with_the_fix(error_of):
+    for words, message in (("time=virtual", "profile=jetson-7b"),
+                           ("time=virtual profile=wifi slowdown=2", "leave it out"),
+                           ("time=virtual profile=wifi hosts=h", "leave hosts out")):
+        assert message in error_of(run, GENERATE, ["toy", *words.split()])
 
 
 def test_only_what_the_text_reaches_is_computed_and_all_methods_share_it():

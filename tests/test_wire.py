@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import ast
-import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,19 @@ from pipeline.messages import (
     packets,
     receive,
 )
+from tests.checkpoints import refused
+from tests.tiny import in_threads
 
 IDS = st.integers(0, 2**62)
+two_rows = partial(Segment, 0, [1, 2], [0, 1], [1, 2], 0)
 
 
 def back(msg):
-    """What comes out on the other side."""
-    (header, body), = packets(msg)
-    return receive(lambda: (Header.read(header), body))
+    """What comes out on the other side, packet by packet."""
+    sent = [(Header.read(header), body) for header, body in packets(msg)]
+    received = receive(lambda: sent.pop(0))
+    assert sent == []
+    return received
 
 
 def body_of(msg):
@@ -67,13 +72,13 @@ def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, w
 @given(st.integers(0, 40), st.sampled_from(DTYPES), st.integers(0, 9))
 def test_inner_features_travel_with_a_segment_that_asks_for_them(rows, dtype, width):
     ids = list(range(rows))
+    of_rows = partial(Segment, 0, ids, ids, ids, 0)
     x = (torch.randn(rows, 3) * 9).to(dtype)
     for state in (x, x.reshape(-1)[:rows].clone()):
-        segment = Segment(0, ids, ids, ids, 0, state,
-                          (torch.randn(rows, width) * 9).to(dtype))
+        segment = of_rows(state, (torch.randn(rows, width) * 9).to(dtype))
         same(back(segment).take(range(0, rows, 2)),
              segment.take(range(0, rows, 2)))
-    assert len(body_of(Segment(0, ids, ids, ids, 0, x))) == len(body_of(Segment(0, ids, ids, ids, 0, x, x[:, :0])))
+    assert len(body_of(of_rows(x))) == len(body_of(of_rows(x, x[:, :0])))
 
 
 @given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
@@ -88,14 +93,6 @@ def test_a_request_that_starts_behind_another_and_a_text_that_stays_come_out_as_
         same(back(msg), msg)
 
 
-def through(msg):
-    """What is received of a message, packet by packet."""
-    wires = iter(packets(msg))
-
-    def packet():
-        header, body = next(wires)
-        return Header.read(header), body
-    return receive(packet)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5))
@@ -103,14 +100,14 @@ def test_segments_of_several_requests_come_out_together(rows):
     segments = [Segment(i, list(range(n)), list(range(n)),
                         list(range(n)), n // 2, torch.randn(n, 3))
                 for i, n in enumerate(rows)]
-    batch = through(messages.joined(segments))
+    batch = back(messages.joined(segments))
     for mine, theirs in zip(messages.segments_of(batch), segments, strict=True):
         same(mine, theirs)
 
 
 def test_a_batch_of_other_things_than_segments_is_refused():
-    with pytest.raises(ValueError, match="a Stop in place of a segment"):
-        through(Batch([Stop()]))
+    with refused("a Stop in place of a segment"):
+        back(Batch([Stop()]))
 
 
 def test_a_strided_view_is_sent_as_it_looks():
@@ -134,13 +131,12 @@ def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_
 
 
 def test_a_body_of_another_length_than_its_header_says_is_refused():
-    (header, body), = packets(Segment(0, [1, 2],
-                                      [0, 1], [1, 2], 0, torch.zeros(2, 3)))
-    with pytest.raises(ValueError, match="a body of 87 bytes instead of 88"):
+    (header, body), = packets(two_rows(torch.zeros(2, 3)))
+    with refused("a body of 87 bytes instead of 88"):
         receive(lambda: (Header.read(header), body[:-1]))
 
 
-@pytest.mark.parametrize(("kind", "numbers", "rows", "sentence"), [
+@pytest.mark.parametrize("kind, numbers, rows, sentence", [
     (Segment, [0, 3, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows with 8 contradictory numbers"),
     (Segment, [0, 0, 5, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows with 9"),
     (Segment, [0], 0, "a segment of 0 rows with 1"),
@@ -153,15 +149,14 @@ def test_numbers_of_another_count_or_that_contradict_each_other_are_refused(kind
     body = torch.zeros(header.num_bytes, dtype=torch.uint8)
     if numbers:
         body[:8 * len(numbers)].view(torch.int64)[:] = torch.tensor(numbers)
-    with pytest.raises(ValueError, match=sentence):
+    with refused(sentence):
         receive(lambda: (header, body))
 
 
 def test_a_segment_that_is_too_large_is_refused_where_it_is_sent(monkeypatch):
     monkeypatch.setattr(messages, "MAX_BODY_BYTES", 100)
-    with pytest.raises(ValueError, match="give a smaller prefill_chunk"):
-        packets(Segment(0, [1, 2], [0, 1],
-                        [1, 2], 0, torch.zeros(2, 30)))
+    with refused("give a smaller prefill_chunk"):
+        packets(two_rows(torch.zeros(2, 30)))
 
 
 def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
@@ -193,17 +188,14 @@ def test_who_waits_for_a_lost_peer_learns_its_name():
         except PeerLost as loss:
             found.append(str(loss))
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    inbox.fail(PeerLost("rank 3 was lost"))
-    inbox.fail(PeerLost("rank 2 was lost"))
-    thread.join(timeout=5)
+    with in_threads(wait, [()]):
+        inbox.fail(PeerLost("rank 3 was lost"))
+        inbox.fail(PeerLost("rank 2 was lost"))
     assert found == ["rank 3 was lost"]
 
 
 def test_what_stages_took_travels_with_a_segment():
     visits = messages.Visit(3, 0.25), messages.Visit(2, 1e-6)
-    segment = Segment(0, [1, 2], [0, 1], [1, 2],
-                      0, torch.zeros(2, 3), torch.zeros(2, 4), visits)
+    segment = two_rows(torch.zeros(2, 3), torch.zeros(2, 4), visits)
     same(back(segment), segment)
     same(back(segment.take([])), segment.take([]))

@@ -15,21 +15,13 @@ from config.presets import ROOT
 from eval.bench.places import make_keys
 from launch.run import run
 from scripts import generate
-from tests.saved import boards_of, token_ids, wait_until
-from tests.test_hosts import ASK, ends, meet_here, reference, starting
+from tests.checkpoints import refused
+from tests.saved import token_ids, wait_until
+from tests.test_hosts import ASK, ends, meet_here, own, reference, start
 
+__all__ = ["own", "start"]  # fixtures
 OTHER_ASK = ("prompt_ids=9,2", "max_new_tokens=7", "temperature=0", "ignore_eos=true", "dtype=float32",
              "pipeline_type=naive", "draft=suffix")
-
-
-@pytest.fixture(scope="module")
-def own(saved, tmp_path_factory):
-    return boards_of(saved, tmp_path_factory.mktemp("own"))
-
-
-@pytest.fixture
-def start(tmp_path, own):
-    yield from starting(tmp_path, own)
 
 
 def text_of(words, saved, tmp_path) -> list[int]:
@@ -103,6 +95,6 @@ def test_a_worker_opens_no_file_that_rank_0_names(name, value):
 
 
 def test_a_key_that_is_not_possible_is_named():
-    with pytest.raises(ValueError, match="temperature=-1.0 is not possible"):
+    with refused("temperature=-1.0 is not possible"):
         adopted(parse([]), {"temperature": "-1"})
     assert WORKER_VARIABLE == "FLOWSPEC_WORKER"

@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from random import Random
 from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
@@ -18,6 +19,7 @@ from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.block_heads import BlockForm
 from config.schema.heads import read_dialect, usual_layers
+from model.cache import TreeCache
 from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
@@ -28,6 +30,7 @@ from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
+from model.tree import TokenTree, verify
 from pipeline.answers import Request
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.link import Peers
@@ -117,8 +120,7 @@ class Tiny:
         fill(model, {name: x + off[name] if x.dim() > 1 else x
                      for name, x in self.tensors.items()}, torch.float64,
              "cpu")
-        cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
-        return ModelDraft(model, self.lm_head, cache)
+        return ModelDraft(model, self.lm_head, self.new_cache(CAPACITY))
 
     def other(self, noise: float = 0.02) -> Retokenized:
         """A model with the same letters under other numbers, as draft."""
@@ -151,12 +153,15 @@ class Tiny:
                 networks.append(network)
         return Mixture(networks, Suffix() if "suffix" in names else None)
 
+    def new_cache(self, capacity: int = 64, layers: int | None = None) -> TreeCache:
+        """An empty cache for so many layers, or for all."""
+        return self.config.cache(layers or self.config.layers, capacity, self.lm_head.weight)
+
     def logits(self, tokens: list[int]) -> Tensor:
         """The reference: all tokens at once through the whole model, `[T, V]`."""
-        cache = self.config.cache(self.config.layers, len(tokens), self.lm_head.weight)
-        nodes = list(range(len(tokens)))
-        cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-        return self.lm_head(self.whole(torch.tensor(tokens), torch.arange(len(tokens)), cache))
+        cache = self.new_cache(len(tokens))
+        positions = admit_text(cache, len(tokens))
+        return self.lm_head(self.whole(torch.tensor(tokens), positions, cache))
 
     def text(self, prompt: list[int], new: int, sampler: Sampler) -> list[int]:
         """The reference text: token by token, without any cache. It is computed once."""
@@ -169,11 +174,27 @@ class Tiny:
 TINY, DEEP = Tiny(), Tiny(layers=8)
 
 
-class Oracle:
-    """A draft that knows the text and guesses it, with some wrong guesses beside it: long accepted paths."""
+class HandmadeDraft:
+    """What a draft has beside `grow`, for one that keeps nothing between requests."""
 
     inner = False
     consumed = 0
+
+    def begin(self, sampler: Sampler) -> None:
+        pass
+
+    def offer_sure(self, tree: Any, growth: Growth) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        self.refresh()
+
+
+class Oracle(HandmadeDraft):
+    """A draft that knows the text and guesses it, with some wrong guesses beside it: long accepted paths."""
 
     def __init__(self, tokens: list[int], vocab: int = CONFIG.vocab) -> None:
         self.tokens, self.vocab = tokens, vocab
@@ -196,16 +217,8 @@ class Oracle:
                           for rank in range(growth.width)]
         return True
 
-    def begin(self, sampler: Sampler) -> None:
-        pass
-
-    def offer_sure(self, tree: Any, growth: Growth) -> bool:
-        return False
-
     def refresh(self) -> None:
         self._frontier: list[int] = []
-
-    reset = refresh
 
 
 def ring_of_threads(world: int) -> list[LocalLink]:
@@ -231,7 +244,7 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
     return [Stage(tiny.slice(a, b),
-                  partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), num_requests=PLACES,
+                  partial(tiny.new_cache, CAPACITY, b - a), num_requests=PLACES,
                   inner_layers=[i for i in usual_layers(layers) if a <= i < b])
             for a, b in zip(bounds, bounds[1:])]
 
@@ -263,8 +276,49 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
         ring.stop()
 
 
+def random_tensor(seed: int, *shape: int) -> Tensor:
+    """Numbers of the normal distribution, in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def add_anywhere(tree: TokenTree, chance: Random, vocab: int) -> None:
+    """A random guess, less likely than what it stands behind."""
+    parent = chance.choice([tree.tip, *sorted(tree.live)])
+    tree.add(parent, chance.randrange(vocab), tree.nodes[parent].score - chance.random())
+
+
+def judge(tree: TokenTree, target_token: int) -> list[int]:
+    """Let the target say what follows the tip; the tokens that are settled then."""
+    tree.nodes[tree.tip].target_token = target_token
+    return verify(tree)
+
+
+def digits(text: str) -> list[int]:
+    """Token ids below ten, written without commas."""
+    return [int(digit) for digit in text]
+
+
+def admit_text(cache: Any, length: int) -> Tensor:
+    """Give the tokens of a text slots in a cache; their positions."""
+    nodes = list(range(length))
+    cache.admit(nodes, [0, *nodes[:-1]], text=length)
+    return torch.tensor(nodes)
+
+
+def tokens_of(stream: Iterable[list[int]]) -> list[int]:
+    """All tokens of an answer, as they came."""
+    return [token for tokens in stream for token in tokens]
+
+
+def give_up(decoder: Decoder, request: Request, num_pieces: int) -> None:
+    """Begin an answer, and close it after so many pieces."""
+    _, stream = decoder.stream(request)
+    for _ in range(num_pieces):
+        next(stream)
+    stream.close()
+
+
 def write(decoder: Decoder, prompt: list[int], new: int, sampler: Sampler = Sampler()) -> list[int]:
     answer, stream = decoder.stream(Request(prompt, sampler, new))
-    for _ in stream:
-        pass
+    tokens_of(stream)
     return answer.token_ids
