@@ -92,7 +92,7 @@ def meet_here(tmp_path):
         port = probe.getsockname()[1]
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
-    return f"hosts={tmp_path / 'hosts'}", f"master=:{port}", "wait=20"
+    return f"hosts={tmp_path / 'hosts'}", f"master=:{port}", "wait=120"
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def loopback(tmp_path):
     return meet_here(tmp_path)
 
 
-def ends(runs, seconds=30):
+def ends(runs, seconds=120):
     """The exit codes; None of those that go on."""
     end = time.monotonic() + seconds
     for begun in runs:
@@ -256,7 +256,7 @@ def test_a_dead_way_between_two_stages_ends_all_though_every_heartbeat_arrives(s
     nowhere = "lladdr", "02:00:00:00:00:99", "nud", "permanent"
     subprocess.run([*(word.format("replace") for word in way), *nowhere], check=True)
     try:
-        assert ends(runs, 60) == [75, 75, 75]
+        assert ends(runs) == [75, 75, 75]
     finally:
         subprocess.run([word.format("delete") for word in way], check=True)
     last = last_lines(tmp_path)
@@ -287,7 +287,7 @@ def test_the_command_teaches_and_asks_for_what_it_cannot_know():
 
 def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopback, tmp_path):
     runs = [start(rank, *loopback, *ASK, f"output={tmp_path / 'out.json'}") for rank in (2, 0, 1)]
-    assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
+    assert ends(runs) == [0, 0, 0], said(tmp_path, 0)
     assert token_ids(tmp_path / "out.json") == reference()
     assert "flowspec: waiting for rank " in printed_by_all(tmp_path)
     assert said(tmp_path, 2).startswith("flowspec: all 3 ranks are here, unencrypted: use only networks that")
@@ -305,7 +305,7 @@ def test_boards_that_hold_copies_write_the_reference_text(start, saved, tmp_path
     keys = ("pipeline_type=dsi", "replicas=2", "lookahead=2", *ASK, *meet_here(tmp_path))
     runs = [start(rank, f"model_dir={tmp_path / f'board{rank}'}", *keys, f"output={tmp_path / 'answer.json'}")
             for rank in range(3)]
-    assert ends(runs, 60) == [0, 0, 0], last_lines(tmp_path)
+    assert ends(runs) == [0, 0, 0], last_lines(tmp_path)
     assert token_ids(tmp_path / "answer.json") == reference()
 
 
@@ -389,7 +389,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
             other = start(lost, *asked[lost], "max_length=77")
             assert ends([other]) == [2] and f"rank {lost} (" in said(tmp_path, lost), "it has other keys than before"
             runs[lost] = start(lost, *asked[lost])
-    assert ends([runs[0], runs[1], *spares], 120) == [0, 0, 0, 0], said(tmp_path, 0)
+    assert ends([runs[0], runs[1], *spares]) == [0, 0, 0, 0], said(tmp_path, 0)
     assert said(tmp_path, 4) == "flowspec: rank 0 (127.0.0.1) has ended, and this spare was not needed"
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
     assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]

@@ -198,7 +198,7 @@ def test_boards_with_keys_write_the_reference_text_and_one_without_cannot_join(s
     runs = [start(rank, *asked, keys[rank]) for rank in range(2)]
     assert ends([start(2, *asked, "wait=2")]) == [75]
     runs.append(start(2, *asked, keys[2]))
-    assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
+    assert ends(runs) == [0, 0, 0], said(tmp_path, 0)
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
     assert said(tmp_path, 2) == "flowspec: all 3 ranks are here, encrypted"
 

@@ -53,7 +53,7 @@ def test_workers_take_part_in_one_run_after_the_other(workers, start, saved, tmp
     for number, words in enumerate((ASK, OTHER_ASK)):
         output = tmp_path / f"answer{number}.json"
         root = start(0, rendezvous_words[0], rendezvous_words[1], "wait=60", *words, f"output={output}")
-        assert ends([root], 90) == [0], (tmp_path / "err0").read_text()
+        assert ends([root]) == [0], (tmp_path / "err0").read_text()
         assert token_ids(output) == text_of(words, saved, tmp_path)
 
     for rank, worker in enumerate(started, 1):
@@ -74,7 +74,7 @@ def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, 
     environment = {WORKER_VARIABLE: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     boards = [start(rank, *words[rank], "model_dir=", **environment) for rank in (1, 2)]
     root = start(0, *words[0], f"model_dir={saved / '0+2+2'}", *ASK, f"output={output}")
-    assert ends([root, *boards], 60) == [0, 0, 0], (tmp_path / "err0").read_text()
+    assert ends([root, *boards]) == [0, 0, 0], (tmp_path / "err0").read_text()
     assert token_ids(output) == reference()
     for rank in (1, 2):
         assert "100 %" in (tmp_path / f"err{rank}").read_text()
