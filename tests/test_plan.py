@@ -11,7 +11,6 @@ import pytest
 
 from cluster.board import read_hosts
 from config.cli import parse
-from config.files import write_json
 from config.profiles import PROFILES, Profile, read, touched, write
 from eval.keys import Contender
 from eval.plan import command
@@ -240,17 +239,6 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
                                 "links": [[1, 2, 20, 100]]}))
     assert read(str(like)).board(2).model == 480
     assert parse([f"profile={like}"]).cluster == read(str(like))
-
-
-def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
-    path = tmp_path / "ours.json"
-    keys = {"pipeline_type": "serial", "stages": "0+4+4", "init_depth": "3"}
-    write_json(path, {"preset": "toy", "keys": keys, "chosen": {}})
-    config = parse([str(path), "init_depth=1"])
-    assert (config.pipeline_type, config.stages, config.init_depth) == ("serial", "0+4+4", 1)
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="is not a preset"):
-        parse([str(path)])
 
 
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():

@@ -277,7 +277,7 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
     out = ["--out", str(tmp_path / "out")]
     for wrong, message in (
-            ([target, str(other), *out], "has vocab_size 56, but the target in"),
+            ([target, str(other), *out], "other has other numbers of tokens than the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is the folder of an input model; choose another folder"),
             ([target, *out], "there is no initial drafter: name a folder, or add --layers"),
