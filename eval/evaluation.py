@@ -32,9 +32,9 @@ from pipeline.decode import Decoder
 WARM_UP = 16  # largest number of tokens
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
 Questions = Mapping[Key, Question]  # the questions that methods have to answer
-Texts = Sequence[Sequence[int]]  # the token ids of each turn
+TurnTexts = Sequence[Sequence[int]]  # the token ids of each turn
 Turn = Mapping[str, Any]  # the fields of one turn
-Line = dict  # an answer as written to the results
+AnswerLine = dict  # an answer as written to the results
 # Fields with an element for each turn: those from which Spec-Bench computes speed, and further ones; and those of both
 # kinds that are copied from the pipeline's answer.
 CHOICE_FIELDS = ("turns", "idxs", "new_tokens", "wall_time")
@@ -43,7 +43,7 @@ FURTHER_FIELDS = ("sources", "requests", "prompt_tokens", "token_ids", "finish_r
 COPIED_FIELDS = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "misses", "tokens_per_miss",
                  "segments", "divergence")
 T = TypeVar("T")
-Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
+DecodingSteps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Evaluation:
         return replace(sampler_of(run_config), temperature=key.temperature, seed=run_config.seed + key.repeat)
 
     def _answer(self, key: Key, question: Question,
-                existing_texts: Mapping[Key, Texts]) -> Coroutine[Line]:
+                existing_texts: Mapping[Key, TurnTexts]) -> Coroutine[AnswerLine]:
         """Answer a question and yield its line; `existing_texts` are token ids, for the comparison with `ar`."""
         clock = self.pipeline.ring.clock
         begun_at = clock.now()
@@ -188,7 +188,7 @@ class Evaluation:
 
         yield line
 
-    def _conversation(self, key: Key, question: Question) -> Steps[list[Turn]]:
+    def _conversation(self, key: Key, question: Question) -> DecodingSteps[list[Turn]]:
         """Return all turns of a question, each after the method's own earlier answers; yield while waiting."""
         messages: list[str] = []
         turns = []
@@ -199,7 +199,7 @@ class Evaluation:
             turns.append(turn)
         return turns
 
-    def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
+    def _turn(self, contender: Contender, request: Request) -> DecodingSteps[Turn]:
         """Return one turn of a conversation, by the names of the fields with an element for each turn."""
         reader = AnswerReader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
@@ -223,9 +223,9 @@ class Evaluation:
                 "accepted_length": answer.mean_accepted_length, "accept_lengths": accept_lengths,
                 "idxs": max(len(accept_lengths), 1) - 1}
 
-    def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
+    def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> AnswerLine:
         """Return an answer's line: EAGLE's and Spec-Bench's fields, then ours. See docs/evaluation.md."""
-        def by_turn(field_names: Sequence[str]) -> Line:
+        def by_turn(field_names: Sequence[str]) -> AnswerLine:
             return {name: [turn[name] for turn in turns] for name in field_names}
 
         run_config = self.config.run
@@ -249,7 +249,7 @@ class Evaluation:
         return {**line, **trial_fields, **by_turn(FURTHER_FIELDS), "same_as_ar": None, "first_difference": None}
 
     def _first_difference(self, key: Key, turns: Sequence[Turn],
-                          reference: Texts) -> dict[str, Any] | None:
+                          reference: TurnTexts) -> dict[str, Any] | None:
         """Return where the answer first differs from that of `ar`, and by how much the target prefers `ar`'s token."""
         for number, (turn, reference_ids) in enumerate(zip(turns, reference)):
             token_ids = turn["token_ids"]

@@ -14,11 +14,11 @@ import numpy as np
 
 from pipeline.answers import by_position
 
-Answer = Mapping[str, Any]
-Answers = Iterable[Answer]
+AnswerRecord = Mapping[str, Any]
+AnswerRecords = Iterable[AnswerRecord]
 Amounts = tuple  # tokens and their seconds
 Statistic = Callable[[np.ndarray], np.ndarray]
-Trial = tuple  # set, temperature, repeat, seed and question: equal for two answers that are compared
+TrialKey = tuple  # set, temperature, repeat, seed and question: equal for two answers that are compared
 NUM_DRAWS, SEED, CONFIDENCE = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # nothing was measured
 ANSWER_FIELDS = {  # the fields that are read from an answer; see `fits` in config/files.py
@@ -42,27 +42,27 @@ class Interval(NamedTuple):
 NO_INTERVAL = Interval(NAN, NAN, NAN)
 
 
-def trial_of(answer: Answer) -> Trial:
+def trial_of(answer: AnswerRecord) -> TrialKey:
     """Return the trial of an answer."""
     return tuple(answer[key] for key in ("set", "temperature", "repeat", "seed", "question_id"))
 
 
 # --- speeds -----------------------------------------------------------------------------------------------------------
 
-def whole_amounts(answer: Answer) -> Amounts:
+def whole_amounts(answer: AnswerRecord) -> Amounts:
     """Return the tokens and seconds of all turns of an answer, including the prefill."""
     [choice] = answer["choices"]
     return sum(choice["new_tokens"]), float(sum(choice["wall_time"]))
 
 
-def decoding_amounts(answer: Answer) -> Amounts:
+def decoding_amounts(answer: AnswerRecord) -> Amounts:
     """Return the tokens after the first of each turn, and the seconds after it, which are those of decoding alone."""
     [choice] = answer["choices"]
     decoding_seconds = [whole - to_first_token for whole, to_first_token in zip(choice["wall_time"], answer["ttft"])]
     return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(decoding_seconds))
 
 
-def sample(answers: Answers, amounts_of: Callable[[Answer], Amounts] = whole_amounts) -> np.ndarray:
+def sample(answers: AnswerRecords, amounts_of: Callable[[AnswerRecord], Amounts] = whole_amounts) -> np.ndarray:
     """Return tokens and seconds of each question, `[questions, 2]`; several answers to a question are summed up."""
     amounts_by_question: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
@@ -71,7 +71,7 @@ def sample(answers: Answers, amounts_of: Callable[[Answer], Amounts] = whole_amo
     return np.array([amounts_by_question[question_id] for question_id in question_ids]).reshape(-1, 2)
 
 
-def paired(answers: Answers, baseline: Answers) -> np.ndarray:
+def paired(answers: AnswerRecords, baseline: AnswerRecords) -> np.ndarray:
     """Return tokens and seconds of both methods, `[questions, 4]`, over the trials that both have answered."""
     own_answers = {trial_of(answer): answer for answer in answers}
     baseline_answers = {trial_of(answer): answer for answer in baseline}
@@ -85,7 +85,7 @@ def speed(samples: Sequence[np.ndarray]) -> Interval:
     return bootstrap(samples, lambda sums: _rate(sums[..., :2]))
 
 
-def decoding_speed(sets: Sequence[Answers]) -> Interval:
+def decoding_speed(sets: Sequence[AnswerRecords]) -> Interval:
     """Return the speed of decoding without prefill; questions with answers of a single token do not count."""
     samples = [sample(answers, decoding_amounts) for answers in sets]
     return speed([rows[rows[:, 1] > 0] for rows in samples])
@@ -106,7 +106,7 @@ def _rate(sums: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(rates, -1))
 
 
-def total_speed(answers: Answers) -> float:
+def total_speed(answers: AnswerRecords) -> float:
     """Return tokens per second of all answers together if several were generated at once; NaN if none has a `span`.
 
     The seconds are those from the beginning of the first answer to the end of the last one, for each start and repeat.
@@ -151,7 +151,7 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
 
 # --- tokens of a pass, times of requests and tokens -------------------------------------------------------------------
 
-def accepted_length(answers: Answers) -> float:
+def accepted_length(answers: AnswerRecords) -> float:
     """Return the mean accepted length: tokens per verification, the target's own included; NaN without any.
 
     The prefills' tokens do not count.
@@ -160,40 +160,40 @@ def accepted_length(answers: Answers) -> float:
     return sum(lengths) / len(lengths) if lengths else NAN
 
 
-def tokens_per_miss(answers: Answers) -> float:
+def tokens_per_miss(answers: AnswerRecords) -> float:
     """Return the mean run of correct guesses with the token that begins it, without the prefills'; NaN without any."""
     num_misses = sum(sum(answer["misses"]) for answer in answers)
     num_tokens = sum(new_tokens - 1 for answer in answers for new_tokens in answer["choices"][0]["new_tokens"])
     return num_tokens / num_misses if num_misses else NAN
 
 
-def lossy_divergence(answers: Answers) -> float:
+def lossy_divergence(answers: AnswerRecords) -> float:
     """Return the nats per token by which lossy verification diverges from the target (KL); NaN if none was used."""
     lossy_answers = [answer for answer in answers if answer.get("lossy_rule")]
     num_tokens = sum(sum(answer["choices"][0]["new_tokens"]) for answer in lossy_answers)
     return sum(sum(answer["divergence"]) for answer in lossy_answers) / num_tokens if num_tokens else NAN
 
 
-def acceptance_by_position(answers: Answers) -> list[float]:
+def acceptance_by_position(answers: AnswerRecords) -> list[float]:
     """Return the share of verifications, over all answers, that settled a second token, a third one, and so on."""
     return by_position(_accepted_lengths(answers))
 
 
-def _accepted_lengths(answers: Answers) -> list[int]:
+def _accepted_lengths(answers: AnswerRecords) -> list[int]:
     return [length for answer in answers for length in answer["choices"][0]["accept_lengths"]]
 
 
-def first_token_times(answers: Answers) -> list[float]:
+def first_token_times(answers: AnswerRecords) -> list[float]:
     """Return the seconds from the beginning of each request (a turn) to its first token."""
     return [seconds for answer in answers for seconds in answer["ttft"]]
 
 
-def request_times(answers: Answers) -> list[float]:
+def request_times(answers: AnswerRecords) -> list[float]:
     """Return the seconds of each request up to its last token."""
     return [seconds for answer in answers for seconds in answer["choices"][0]["wall_time"]]
 
 
-def token_times(answers: Answers) -> list[float]:
+def token_times(answers: AnswerRecords) -> list[float]:
     """Return the seconds of each token.
 
     Tokens that settle together each get an equal fraction of the time since the previous tokens. The tokens that settle
@@ -223,7 +223,7 @@ def divergence(token_ids: Sequence[int], other_ids: Sequence[int]) -> int | None
     return next((position for position, (token, other_token) in pairs if token != other_token), None)
 
 
-def equality(answers: Answers, baseline: Answers) -> str:
+def equality(answers: AnswerRecords, baseline: AnswerRecords) -> str:
     """Return `same`, or how many answers differ from the baseline's and where the first one does.
 
     The result is empty if no answer has a counterpart.
@@ -237,7 +237,7 @@ def equality(answers: Answers, baseline: Answers) -> str:
     return f"{len(differences)} of {len(compared_answers)} differ, first {differences[0]}"
 
 
-def _difference(answer: Answer, reference: Sequence[Sequence[int]]) -> str:
+def _difference(answer: AnswerRecord, reference: Sequence[Sequence[int]]) -> str:
     """Return where an answer first differs from the reference, with the margin of the reference's token if known."""
     margin = (answer.get("first_difference") or {}).get("margin")
     margin_text = "" if margin is None else f", margin {margin:.2g}"

@@ -58,7 +58,7 @@ class Series(NamedTuple):
         return np.maximum(np.nan_to_num([value - low, high - value]), 0)
 
 
-Lines = Sequence[Series]
+PlottedSeries = Sequence[Series]
 
 
 class Style(NamedTuple):
@@ -103,7 +103,7 @@ def new_figure(path: str | Path,
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
-def bars(path: Path, series: Lines, x_labels: Sequence[str], title: str, axis_labels: Labels) -> None:
+def bars(path: Path, series: PlottedSeries, x_labels: Sequence[str], title: str, axis_labels: Labels) -> None:
     """Draw groups of bars with whiskers and labels, which are upright if the bars are many."""
     num_bars = len(series) * len(x_labels)
     bar_width = 0.82 / len(series)
@@ -143,7 +143,7 @@ def _head(axes: Any, title: str) -> None:
                 handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Lines, x_values: Sequence[float], title: str, axis_labels: Labels) -> None:
+def lines(path: Path, series: PlottedSeries, x_values: Sequence[float], title: str, axis_labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     styles = styles_of([line.name for line in series])
 

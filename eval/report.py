@@ -18,13 +18,13 @@ from eval import summary
 from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import ResultsFolder, missing, provenance, read
-from eval.summary import MEAN, Row, TemperatureView
+from eval.summary import MEAN, SummaryRow, TemperatureView
 from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
 
 TOO_LATE = 0.03  # share of the computing time
 MAX_SHOWN_GAPS = 20  # largest number of sentences about missing answers
-Lines = Iterator[str]
-Rows = Mapping[str, Iterable[str]]  # cells by the label of a contender
+ReportLines = Iterator[str]
+LabelledCells = Mapping[str, Iterable[str]]  # cells by the label of a contender
 FIGURES = (  # title, figures, digits, factor
     ("Ratio of ξ to ar, SR", ["sr_ar"], 2, 1.0),
     ("Tokens per second of decoding alone, without prefill", ["xi_decoding"], 2, 1.0),
@@ -81,7 +81,7 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     return report_path
 
 
-def _text(results: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
+def _text(results: ResultsFolder, views: Sequence[TemperatureView]) -> ReportLines:
     origin = f"({provenance(results.answers)})"
     yield f"# Results {origin}\n"
     yield from _about(results)
@@ -104,7 +104,7 @@ def _text(results: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
 
 # --- above all tables -------------------------------------------------------------------------------------------------
 
-def _about(results: ResultsFolder) -> Lines:
+def _about(results: ResultsFolder) -> ReportLines:
     """Yield the origin of the figures, and what is missing."""
     config = results.env.get("config", {})
     machine = results.env.get("machine", {})
@@ -124,7 +124,7 @@ def _about(results: ResultsFolder) -> Lines:
     yield ""
 
 
-def _emulation(results: ResultsFolder) -> Lines:
+def _emulation(results: ResultsFolder) -> ReportLines:
     """Yield how much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
     scales = {answer["scale"] for answer in results.answers} - {1.0}
     if scales:
@@ -137,7 +137,7 @@ def _emulation(results: ResultsFolder) -> Lines:
                "nothing else at the same time, or give slowdown=2")
 
 
-def _missing(results: ResultsFolder) -> Lines:
+def _missing(results: ResultsFolder) -> ReportLines:
     gaps = missing(results)
     if not results.env:
         yield "- env.json does not exist, so it is unknown whether anything is missing"
@@ -152,7 +152,7 @@ def _missing(results: ResultsFolder) -> Lines:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def _table(title: str, head: Sequence[str], cells_by_label: Rows) -> Lines:
+def _table(title: str, head: Sequence[str], cells_by_label: LabelledCells) -> ReportLines:
     """Yield a table with the cells of each contender."""
     yield f"{title}:\n"
     lines = ([label, *cells] for label, cells in cells_by_label.items())
@@ -160,7 +160,7 @@ def _table(title: str, head: Sequence[str], cells_by_label: Rows) -> Lines:
     yield ""
 
 
-def _paper_table(view: TemperatureView) -> Lines:
+def _paper_table(view: TemperatureView) -> ReportLines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
     results, baseline = view.results, view.results.baseline
     ratio_column = f"sr_{baseline.method}"
@@ -191,7 +191,7 @@ def _screen_table(view: TemperatureView) -> str:
     return f"{title}\n{in_columns(heading, table_rows, name_width=LABEL_WIDTH)}"
 
 
-def _ratio_table(view: TemperatureView) -> Lines:
+def _ratio_table(view: TemperatureView) -> ReportLines:
     """Yield the means over the sets: both speeds, and a ratio for each baseline that has answers."""
     results = view.results
     draft_suffixes = {"baseline": f" with {results.baseline_draft}", "same": " with the same draft", "none": ""}
@@ -211,7 +211,7 @@ def _ratio_table(view: TemperatureView) -> Lines:
     yield ""
 
 
-def _figure_tables(view: TemperatureView) -> Lines:
+def _figure_tables(view: TemperatureView) -> ReportLines:
     """Yield, by contender and data set, a table for each of FIGURES that was measured."""
     for title, figure_names, num_digits, factor in FIGURES:
         to_cell = partial(_cell, figure_names, num_digits, factor)
@@ -221,12 +221,12 @@ def _figure_tables(view: TemperatureView) -> Lines:
             yield from _table(f"{title} {view.where}", view.results.sets, cells_by_label)
 
 
-def _stage_tables(view: TemperatureView) -> Lines:
+def _stage_tables(view: TemperatureView) -> ReportLines:
     """Yield tables of how every rank spent its time and what it sent."""
     used_by_label = view.means("ranks")
     all_ranks = sorted({rank for ranks in used_by_label.values() for rank in ranks})
 
-    def rank_table(title: str, figures_of: Callable[[Utilization], Sequence[float]], num_digits: int) -> Lines:
+    def rank_table(title: str, figures_of: Callable[[Utilization], Sequence[float]], num_digits: int) -> ReportLines:
         cells_by_label = {}
         for label, ranks in used_by_label.items():
             cells = {rank: _joined(figures_of(used), num_digits) for rank, used in ranks.items()}
@@ -242,7 +242,7 @@ def _stage_tables(view: TemperatureView) -> Lines:
         yield from rank_table("Delay of emulated times in per cent of computing", lambda used: [100 * used.late], 1)
 
 
-def _account_tables(view: TemperatureView) -> Lines:
+def _account_tables(view: TemperatureView) -> ReportLines:
     """Yield tables of where the time of a token went on rank 0, and of the rows in flight."""
     share_rows, flight_rows = {}, {}
     for label, account in view.means("account").items():
@@ -261,7 +261,7 @@ def _account_tables(view: TemperatureView) -> Lines:
                           FLIGHT_HEADING, flight_rows)
 
 
-def _source_table(view: TemperatureView) -> Lines:
+def _source_table(view: TemperatureView) -> ReportLines:
     """Yield a table of how much of the text each source of the drafts had guessed; a guess may have several."""
     counts_by_label: dict[str, Counter[str]] = {}
     for label, answers in view.means("answers").items():
@@ -275,7 +275,7 @@ def _source_table(view: TemperatureView) -> Lines:
         yield from _table(f"Guesses that became text, by source {view.where}", sources, cells_by_label)
 
 
-def _cell(figure_names: Sequence[str], num_digits: int, factor: float, row: Row) -> str:
+def _cell(figure_names: Sequence[str], num_digits: int, factor: float, row: SummaryRow) -> str:
     """Return these figures of a row as one cell."""
     return "; ".join(_shown(row[name], num_digits, factor) for name in figure_names)
 

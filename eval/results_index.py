@@ -12,7 +12,7 @@ from config.questions import BUNDLED_FOLDER, load
 from config.run_config import RunConfig
 from config.values import listed
 from eval.keys import SETS, Contender, drafted
-from eval.metrics import Answer
+from eval.metrics import AnswerRecord
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request
 from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
@@ -20,7 +20,7 @@ from pipeline.trace import rank_files
 GROUP = ("method", "draft", "set", "temperature")
 BASELINES = ("naive", "ar")
 RESTORE = "delete it, or put it back; without it the report cannot say what is missing"
-Group = tuple  # method, draft, set, temperature
+GroupKey = tuple  # method, draft, set, temperature
 
 
 class NoAnswers(ValueError):
@@ -32,7 +32,7 @@ class ResultsFolder:
     """The content of a results folder; `env` is env.json, empty if missing, `tally` has the lines of all starts."""
 
     folder: Path
-    groups: Mapping[Group, Sequence[Answer]]
+    groups: Mapping[GroupKey, Sequence[AnswerRecord]]
     env: Mapping[str, Any]
     tally: TallyLines
 
@@ -90,15 +90,15 @@ class ResultsFolder:
         return sorted({group[3] for group in self.groups})
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[AnswerRecord]:
         return [answer for group in self.groups.values() for answer in group]
 
-    def of(self, contender: Contender, set_name: str, temperature: float) -> Sequence[Answer]:
+    def of(self, contender: Contender, set_name: str, temperature: float) -> Sequence[AnswerRecord]:
         """Return the answers of a contender to the data set `set_name` at a temperature."""
         return self.groups.get((*contender, set_name, temperature), ())
 
 
-def provenance(answers: Sequence[Answer]) -> str:
+def provenance(answers: Sequence[AnswerRecord]) -> str:
     """Return, for titles, whether answers were measured, emulated or simulated, the cluster, and a lossy rule."""
     kinds = sorted(set(map(_kind_of_times, answers)))
     profile_names = sorted({answer["profile"] for answer in answers} - {"none"})
@@ -108,7 +108,7 @@ def provenance(answers: Sequence[Answer]) -> str:
     return " and ".join(kinds) + cluster_text + lossy_text
 
 
-def _kind_of_times(answer: Answer) -> str:
+def _kind_of_times(answer: AnswerRecord) -> str:
     if answer.get("simulated"):
         return "simulated"
     return "emulated" if answer["emulated"] else "measured"
@@ -117,7 +117,7 @@ def _kind_of_times(answer: Answer) -> str:
 def read(folder: str | Path) -> ResultsFolder:
     """Read a results folder. Raise NoAnswers if it has none, and another ValueError for an invalid line."""
     folder = Path(folder)
-    groups: dict[Group, list[Answer]] = {}
+    groups: dict[GroupKey, list[AnswerRecord]] = {}
     for path in answer_files(folder):
         for answer in read_answers(path):
             group = tuple(answer[key] for key in GROUP)

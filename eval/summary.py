@@ -7,9 +7,9 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, TypeV
 
 from eval import metrics
 from eval.keys import Contender
-from eval.metrics import Answer
+from eval.metrics import AnswerRecord
 from eval.observe.time_breakdown import Account, account, utilization
-from eval.results_index import GROUP, Group, ResultsFolder, provenance
+from eval.results_index import GROUP, GroupKey, ResultsFolder, provenance
 from eval.tables import save
 
 MEAN = "mean"  # in place of a set: all sets
@@ -52,13 +52,13 @@ SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEED_COLUMNS for bound i
 STAGES = (*GROUP, "rank", *TIME_COLUMNS, "bytes", "control", "rows", *ORIGIN_COLUMNS)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN_COLUMNS)
 AR = Contender("ar", "none")
-Row = Mapping[str, Any]  # figures by their names; those of SPEED_COLUMNS are intervals
+SummaryRow = Mapping[str, Any]  # figures by their names; those of SPEED_COLUMNS are intervals
 T = TypeVar("T")
 
 
-def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
+def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], temperature: float) -> SummaryRow:
     """Return a contender's figures over these sets, with its answers; a speed-up is over trials of both contenders."""
-    def of_sets(other: Contender) -> list[Sequence[Answer]]:
+    def of_sets(other: Contender) -> list[Sequence[AnswerRecord]]:
         return [results.of(other, name, temperature) for name in sets]
 
     answers_by_set = of_sets(contender)
@@ -94,13 +94,13 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
             **speed_figures, **length_figures, **time_figures, **text_figures}
 
 
-def summary(results: ResultsFolder) -> dict[Group, Row]:
+def summary(results: ResultsFolder) -> dict[GroupKey, SummaryRow]:
     """Return the figures of each method and draft at each temperature: for each set with answers, and for all sets.
 
     The latter have `MEAN` in place of a set.
     """
     sets_by_name = {**{set_name: [set_name] for set_name in results.sets}, MEAN: results.sets}
-    rows_by_group: dict[Group, Row] = {}
+    rows_by_group: dict[GroupKey, SummaryRow] = {}
 
     for temperature, set_name, contender in itertools.product(results.temperatures, sets_by_name, results.contenders):
         group = (*contender, set_name, temperature)
@@ -112,13 +112,13 @@ def summary(results: ResultsFolder) -> dict[Group, Row]:
     return rows_by_group
 
 
-def flat(row: Row) -> Row:
+def flat(row: SummaryRow) -> SummaryRow:
     """Return a row with columns for the bounds of its intervals."""
     bound_columns = {f"{column}{bound}": value for column in SPEED_COLUMNS for bound, value in zip(BOUNDS, row[column])}
     return {**row, **bound_columns}
 
 
-def save_tables(folder: Path, rows: Iterable[Row]) -> None:
+def save_tables(folder: Path, rows: Iterable[SummaryRow]) -> None:
     """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token.
 
     The rows over all sets are the last.
@@ -139,12 +139,12 @@ def save_tables(folder: Path, rows: Iterable[Row]) -> None:
 class TemperatureView:
     """The figures at one temperature, by the label of a contender, then by data set, or MEAN for all sets."""
 
-    def __init__(self, results: ResultsFolder, rows: Mapping[Group, Row], temperature: float) -> None:
+    def __init__(self, results: ResultsFolder, rows: Mapping[GroupKey, SummaryRow], temperature: float) -> None:
         self.results, self.temperature = results, temperature
         answers = [answer for answer in results.answers if answer["temperature"] == temperature]
         self.where = f"({provenance(answers)})"  # at the end of every title
 
-        self.rows: dict[str, dict[str, Row]] = {}
+        self.rows: dict[str, dict[str, SummaryRow]] = {}
         for contender in results.contenders:
             group_by_set = {set_name: (*contender, set_name, temperature) for set_name in [*results.sets, MEAN]}
             rows_by_set = {set_name: rows[group] for set_name, group in group_by_set.items() if group in rows}
@@ -155,7 +155,7 @@ class TemperatureView:
         return {label: rows_by_set[MEAN][figure]
                 for label, rows_by_set in self.rows.items() if rows_by_set[MEAN][figure]}
 
-    def cells(self, label: str, cell_of: Callable[[Row], T],
+    def cells(self, label: str, cell_of: Callable[[SummaryRow], T],
               otherwise: T) -> list[T]:
         """Return `cell_of` of the contender's figures for each data set, or `otherwise` without figures."""
         rows_by_set = self.rows[label]

@@ -28,7 +28,7 @@ from eval.tables import LABEL_WIDTH, in_columns, markdown, number, save
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
 COLUMNS = ("sweep", "point", *SUMMARY)
-Points = Mapping[str, ResultsFolder]  # the results at each point of a sweep
+ResultsByPoint = Mapping[str, ResultsFolder]  # the results at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
 
 
@@ -171,7 +171,7 @@ def _plot(plot_path: Path, sweep: Sweep,
         plots.bars(plot_path, series, list(sweep.points), title, axis_labels)
 
 
-def rows(sweep_name: str, results_by_point: Points) -> list[dict[str, Any]]:
+def rows(sweep_name: str, results_by_point: ResultsByPoint) -> list[dict[str, Any]]:
     """Return the summary of every point, as rows of sweep.csv.
 
     `equal` compares with the first answer to the same question in the whole sweep, preferably one of ar, since no
@@ -191,7 +191,7 @@ def rows(sweep_name: str, results_by_point: Points) -> list[dict[str, Any]]:
     return csv_rows
 
 
-def _speeds(results_by_point: Points, all_points: Collection[str]) -> dict[str, Speeds]:
+def _speeds(results_by_point: ResultsByPoint, all_points: Collection[str]) -> dict[str, Speeds]:
     """Return the xi at each point: a line for each contender, and for each temperature if a point has several."""
     speeds_by_label: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in results_by_point.items():

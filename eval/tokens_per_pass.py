@@ -18,17 +18,17 @@ from torch import Tensor
 
 from model.rules import Law, residual
 
-Array = np.ndarray
+NumberArray = np.ndarray
 
 
-def ranks(logits_NV: Tensor, text: Sequence[int]) -> Array:
+def ranks(logits_NV: Tensor, text: Sequence[int]) -> NumberArray:
     """Return, for each token `[N]` of the text, how many tokens are likelier by the drafter's logits there."""
     token_N1 = logits_NV.new_tensor(text).long()[:, None]
     likelier_NV = logits_NV > logits_NV.gather(1, token_N1)
     return likelier_NV.sum(1).cpu().numpy()
 
 
-def among_best(rank_N: Array, max_guesses: int) -> Array:
+def among_best(rank_N: NumberArray, max_guesses: int) -> NumberArray:
     """Return whether each token is among a drafter's best 1 to `max_guesses` tokens, `[K, N]`, and so is accepted.
 
     At temperature 0 this holds for every rule, above it for the naive one.
@@ -36,7 +36,7 @@ def among_best(rank_N: Array, max_guesses: int) -> Array:
     return (rank_N < np.arange(1, max_guesses + 1)[:, None]).astype(float)
 
 
-def among_drawn(draft_NV: Law, text: Sequence[int], max_guesses: int) -> Array:
+def among_drawn(draft_NV: Law, text: Sequence[int], max_guesses: int) -> NumberArray:
     """Return the probability `[K, N]` that the token is among 1 to `max_guesses` draws from a drafter's laws.
 
     The draws are independent.
@@ -45,7 +45,7 @@ def among_drawn(draft_NV: Law, text: Sequence[int], max_guesses: int) -> Array:
     return 1 - (1 - probability_N) ** np.arange(1, max_guesses + 1)[:, None]
 
 
-def by_mss(target_NV: Law, draft_NV: Law, text: Sequence[int], max_guesses: int) -> Array:
+def by_mss(target_NV: Law, draft_NV: Law, text: Sequence[int], max_guesses: int) -> NumberArray:
     """Return the probability `[K, N]` that the token was accepted, given that multi-step speculative sampling wrote it.
 
     The drafter draws 1 to `max_guesses` tokens independently from its law q. Draw i adds to the probability of a token
@@ -67,7 +67,7 @@ def _by_mss(target_V: Law, draft_V: Law, token: int, max_guesses: int) -> list[f
     return probabilities
 
 
-def passes(accepted_KN: Array, widths: Sequence[int]) -> float:
+def passes(accepted_KN: NumberArray, widths: Sequence[int]) -> float:
     """Return the expected passes over a text if its tokens are accepted independently with these probabilities."""
     level_probabilities = np.zeros(len(widths) + 1)  # of being at each level of a tree; the last one is a leaf
     level_probabilities[0] = 1.0
@@ -80,7 +80,7 @@ def passes(accepted_KN: Array, widths: Sequence[int]) -> float:
     return num_passes
 
 
-def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
+def merged_passes(rank_DN: Sequence[NumberArray], widths: Sequence[int]) -> int:
     """Return the number of passes with merged trees of the best guesses of several drafters, the D rows of `ranks`.
 
     A path is in the merged tree if it is in the tree of any drafter (section 3 on merge-based trees).
@@ -92,7 +92,7 @@ def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
     return num_passes
 
 
-def _reach(rank_N: Array, widths: Sequence[int]) -> int:
+def _reach(rank_N: NumberArray, widths: Sequence[int]) -> int:
     """Return how many of the next tokens are on one path of one drafter's tree."""
     path_pairs = takewhile(lambda pair: pair[0] < pair[1], zip(rank_N, widths))
     return len(list(path_pairs))

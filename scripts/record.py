@@ -31,16 +31,16 @@ PAPER = "#0d1117"
 STYLE = ("text { font: 14px ui-monospace, Menlo, Consolas, monospace; white-space: pre; visibility: hidden } "
          ".static { visibility: visible } "
          "@media (prefers-reduced-motion: reduce) { text { animation: none !important } }")
-Run = Tuple[int, str, str]  # first cell, text, colour
-Row = Tuple[Run, ...]
-Frame = Tuple[float, List[Row]]  # seconds, and all lines
+ColouredText = Tuple[int, str, str]  # first cell, text, colour
+ScreenRow = Tuple[ColouredText, ...]
+Frame = Tuple[float, List[ScreenRow]]  # seconds, and all lines
 
 
 class Shown(NamedTuple):
     """A line of the terminal that stays the same from one moment to another, in seconds."""
 
     number: int
-    row: Row
+    row: ScreenRow
     begin: float
     end: float
 
@@ -61,7 +61,7 @@ def frames_of(command_words: Sequence[str]) -> Iterator[Frame]:
     os.close(command_end)
 
     begin_time = 0.0
-    shown_rows: list[Row] = []
+    shown_rows: list[ScreenRow] = []
     while new_output := _read(file_number):
         begin_time = begin_time or time.monotonic()
         stream.feed(new_output)
@@ -89,10 +89,10 @@ def _read(file_number: int) -> bytes:
     return new_output
 
 
-def row_of(screen: Any, line: int) -> Row:
+def row_of(screen: Any, line: int) -> ScreenRow:
     """Return the runs of a line's cells that have the same colour, without spaces at its end."""
     line_cells = [screen.buffer[line][column] for column in range(COLUMNS)]
-    line_runs: list[Run] = []
+    line_runs: list[ColouredText] = []
     first_cell = 0
     for colour, group in groupby(line_cells, key=lambda cell: "bold" if cell.bold else cell.fg):
         text = "".join(cell.data for cell in group)

@@ -53,8 +53,7 @@ def test_the_seed_draws_prompts_and_0_takes_all(tmp_path):
     name = save(tmp_path, "openai_humaneval", *({"prompt": f"{i}"} for i in range(20)))
     first, again, other = (draw(name, "", 5, seed) for seed in (1, 1, 2))
     assert first == again != other and len(set(first)) == 5
-    assert sorted(draw(name, "", 0, 1)) == sorted(DrawnPrompt(str(i), True)
-                                                  for i in range(20))
+    assert sorted(draw(name, "", 0, 1)) == sorted(DrawnPrompt(str(i), True) for i in range(20))
     assert draw("qa", str(BUNDLED_FOLDER), 2, 0)[0].ready is False  # a bundled question, which goes into a template
 
 

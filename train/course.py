@@ -22,7 +22,7 @@ from launch.progress import ProgressBar
 from train.terms import Terms, check, store
 
 Lesson = Callable[[int], Mapping[str, float]]  # adds gradients to the model for a batch; returns figures with "loss"
-Row = TypeVar("Row")
+TrainingRow = TypeVar("TrainingRow")
 WEIGHT_DECAY = 0.01  # weight decay
 NUM_SHOWN = 50  # number of latest steps that the bar averages
 
@@ -39,7 +39,7 @@ class BatchShare(NamedTuple):
     num_processes: int = 1
     backward: Callable[[Tensor], None] = add_gradients
 
-    def of(self, rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    def of(self, rows: Sequence[TrainingRow]) -> list[tuple[int, TrainingRow]]:
         """Return this process's rows of a batch, each with its number in the batch."""
         return list(enumerate(rows))[self.process::self.num_processes]
 

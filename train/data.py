@@ -99,7 +99,7 @@ def _turns(entry: Any) -> list[tuple[str, str]] | None:
     return None
 
 
-Rows = Sequence[TokenRow]
+TokenRows = Sequence[TokenRow]
 
 
 def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> TokenRow:
@@ -180,6 +180,6 @@ def draw(num_distinct: int, seed: int, first_row: int, num_rows: int) -> list[in
     return [int(epoch_orders[row_number // num_distinct][row_number % num_distinct]) for row_number in row_numbers]
 
 
-def batch_at(step: int, rows: Rows, batch_size: int, seed: int) -> list[TokenRow]:
+def batch_at(step: int, rows: TokenRows, batch_size: int, seed: int) -> list[TokenRow]:
     """Return the `batch_size` rows of a step."""
     return [rows[row_index] for row_index in draw(len(rows), seed, step * batch_size, batch_size)]

@@ -16,7 +16,7 @@ from config.files import SPACE_REMEDY, make_private
 from model.weights.checkpoint import Checkpoint
 
 Terms = Mapping[str, Any]
-Result = TypeVar("Result")
+KeptResult = TypeVar("KeptResult")
 PARTIAL_SUFFIX = ".part"  # suffix of a file during writing
 
 
@@ -45,7 +45,7 @@ def check(path: Path, file_terms: Terms, expected_terms: Terms, alternative: str
                              f"repeat the same command as then, or give {alternative}")
 
 
-def kept(path: Path, make: Callable[[], Result]) -> Result:
+def kept(path: Path, make: Callable[[], KeptResult]) -> KeptResult:
     """Return the result of an earlier call from a file; if the file is missing or damaged, call `make` and write it."""
     with suppress(Exception):  # torch does not document what it raises on a damaged file
         return torch.load(path, weights_only=True)  # type: ignore[no-any-return]

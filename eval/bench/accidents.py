@@ -37,11 +37,11 @@ SOON_SECONDS = 2.0  # seconds within which these happen
 LATEST_SHARE = 0.8  # share of the tokens by which the last accident happens
 COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost", "changed"
 HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
-Texts = Dict[int, List[int]]  # the first text of each question's answer: all methods write the same
-Row = Dict[str, Any]  # an accident, by COLUMNS
+FirstTexts = Dict[int, List[int]]  # the first text of each question's answer: all methods write the same
+AccidentRow = Dict[str, Any]  # an accident, by COLUMNS
 
 
-class Case(NamedTuple):
+class AccidentCase(NamedTuple):
     """A number of simultaneous answers of a method in a place, and a number of accidents during them."""
 
     round: int
@@ -77,14 +77,14 @@ def accidents(argv: list[str]) -> int:
     methods = [typed_method] if typed_method else [method for method in METHODS if method not in SHARINGS]
     settings, total = list(product(place_names, methods, AT_ONCE)), int(typed_count)
 
-    rows: list[Row] = []
-    texts: Texts = {}
+    rows: list[AccidentRow] = []
+    texts: FirstTexts = {}
     with ProgressBar(total=total, unit="accident", file=sys.stderr) as bar:
         for i, (place_name, method, at_once) in enumerate(settings):
             count = total * (i + 1) // len(settings) - total * i // len(settings)
             bar.set_description(f"{place_name}, {method}, {at_once} at once")
             if count:
-                case = Case(i, place_name, method, at_once, count)
+                case = AccidentCase(i, place_name, method, at_once, count)
                 keys = {**METHOD_KEYS.get(method, {}), **options, "pipeline_type": method,
                         "max_requests": str(max(AT_ONCE))}
                 rows += rows_of(case, preset, keys, texts)
@@ -97,9 +97,9 @@ def accidents(argv: list[str]) -> int:
     return int(any(row["lost"] or row["changed"] for row in rows))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[AccidentRow]) -> str:
     """Return a table by place and kind of accident, by place and number of answers at once, and for all."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[AccidentRow]] = defaultdict(list)
     for row in rows:
         groups[row["place"], row["kind"]].append(row)
     for row in rows:
@@ -109,7 +109,7 @@ def table(rows: Sequence[Row]) -> str:
     return in_columns(HEADING, [*lines, ["all", "", *cells(rows)]], 2)
 
 
-def cells(rows: Sequence[Row]) -> list[str]:
+def cells(rows: Sequence[AccidentRow]) -> list[str]:
     """Return the numbers of accidents, affected answers, lost and changed ones among these, and the pauses."""
     columns = "at_once", "lost", "changed"
     counts_by_round = {row["round"]: [row[column] for column in columns] for row in rows}
@@ -122,7 +122,7 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 # --- answers, and accidents that happen to them -----------------------------------------------------------------------
 
-def rows_of(case: Case, preset: str, keys: Mapping[str, str], texts: Texts) -> Iterator[Row]:
+def rows_of(case: AccidentCase, preset: str, keys: Mapping[str, str], texts: FirstTexts) -> Iterator[AccidentRow]:
     """Yield a row for each accident of a case, which has its own pipeline; the case's round is the random seed."""
     random = Random(case.round)
     with tempfile.TemporaryDirectory() as folder, \

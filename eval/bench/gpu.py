@@ -59,13 +59,13 @@ class GpuOptions(NamedTuple):
     repeats: int  # segments per figure
 
 
-Lines = Iterator[str]
-Check = Callable[[GpuOptions], Lines]
+CheckLines = Iterator[str]
+Check = Callable[[GpuOptions], CheckLines]
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
 
-def machine_facts(options: GpuOptions) -> Lines:
+def machine_facts(options: GpuOptions) -> CheckLines:
     """The device, the versions, and the speed of its memory."""
     device_name = f"CPU, {platform.processor() or 'unknown'} (**no GPU: this page shows nothing about one**)"
     if torch.device(options.device).type == "cuda":
@@ -96,7 +96,7 @@ def least_seconds(options: GpuOptions, call: Callable[..., object], *args: Any) 
 
 # --- exactness --------------------------------------------------------------------------------------------------------
 
-def text_differences(options: GpuOptions) -> Lines:
+def text_differences(options: GpuOptions) -> CheckLines:
     """Whether all methods over the ring write one text, by number type, temperature and stages."""
     heading = ("number type", "temperature", "stages", "methods with the text of `ar`", "others, from which token on")
     rows = []
@@ -138,7 +138,7 @@ def first_difference(text: Sequence[Any], expected: Sequence[Any]) -> int:
     return next(differing, min(len(text), len(expected)))
 
 
-def row_bits(options: GpuOptions) -> Lines:
+def row_bits(options: GpuOptions) -> CheckLines:
     """Whether a row of a stage has the same bits alone and beside others."""
     heading = ("number type", "row counts with other bits than the row alone", "largest difference, relative")
     rows = []
@@ -166,7 +166,7 @@ def as_ranges(numbers: Sequence[int]) -> str:
     return ", ".join("–".join(map(str, ends)) for ends in ranges)
 
 
-def overtaking_prunes(options: GpuOptions) -> Lines:
+def overtaking_prunes(options: GpuOptions) -> CheckLines:
     """Whether prunes that overtake segments between processes change a text."""
     keys = {"device": options.device, "max_new_tokens": str(options.num_tokens), "ignore_eos": "true", "seed": "1",
             "dtype": "float32", "stages": "3"}
@@ -215,7 +215,7 @@ def timed_layer(options: GpuOptions, number_type: str, quant: str = "none") -> T
     return TimedLayer(stage, rows_TD)
 
 
-def layer_times(options: GpuOptions) -> Lines:
+def layer_times(options: GpuOptions) -> CheckLines:
     """A layer's time by rows, beside the time in which the memory delivers its weights."""
     bandwidth = copy_bandwidth(options)
     heading = ("weights", "MB", "ms to read them", *(f"{num_rows} rows, ms" for num_rows in STAGE_ROWS))
@@ -237,7 +237,7 @@ def layer_times(options: GpuOptions) -> Lines:
     yield from markdown(heading, rows)
 
 
-def way_over_the_cpu(options: GpuOptions) -> Lines:
+def way_over_the_cpu(options: GpuOptions) -> CheckLines:
     """What a segment costs on its way to the next stage, which leads over the CPU's memory."""
     heading = ("rows", "KB", "to the CPU, µs", "back, µs")
     rows = []
@@ -257,7 +257,7 @@ def way_over_the_cpu(options: GpuOptions) -> Lines:
 
 # --- energy -----------------------------------------------------------------------------------------------------------
 
-def energy(options: GpuOptions) -> Lines:
+def energy(options: GpuOptions) -> CheckLines:
     """The power that nvidia-smi reports while an answer is written."""
     if not shutil.which(POWER_COMMAND[0]):
         yield "nvidia-smi is not here: not measured."
@@ -312,7 +312,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def page(options: GpuOptions) -> Lines:
+def page(options: GpuOptions) -> CheckLines:
     """Yield the lines of the page; a check that fails is a sentence."""
     yield "# FlowSpec on this device\n"
     for title, check in ProgressBar(CHECKS.items(), desc="checks", unit="check"):

@@ -23,8 +23,8 @@ from pipeline.trace import NoTrace, read
 
 LARGE_TREES = "64 nodes"  # name of the decoder whose turns are measured
 WIDE_ROWS = 48  # from which a segment counts as wide
-Span = Dict[str, Any]
-Forward = Callable[..., Any]
+TraceSpan = Dict[str, Any]
+LayersForward = Callable[..., Any]
 
 
 def overhead(argv: list[str]) -> int:
@@ -73,7 +73,7 @@ def compare(pipeline: Pipeline) -> None:
 
 def _add_model_spans(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
     """Add a span around the models' work on rank 0: the drafts' reading and guessing, and the target's LM head."""
-    def with_span(forward: Forward) -> Forward:
+    def with_span(forward: LayersForward) -> LayersForward:
         def traced_forward(*args: Any) -> Any:
             with trace.span("model"):
                 return forward(*args)
@@ -104,7 +104,7 @@ def report(trace_dir: str) -> None:
         _print_row(f"{link}, {WIDE_ROWS} rows or more", flights(spans, sender, receiver, WIDE_ROWS))
 
 
-def own_times(spans: list[Span], rank_number: int, model_span: str) -> list[float]:
+def own_times(spans: list[TraceSpan], rank_number: int, model_span: str) -> list[float]:
     """Return a rank's seconds between two waits, without its spans named `model_span`; only turns with these count."""
     rank_spans = [span for span in spans if span["rank"] == rank_number]
     waits = [span for span in rank_spans if span["name"] == "wait"]
@@ -120,7 +120,7 @@ def own_times(spans: list[Span], rank_number: int, model_span: str) -> list[floa
     return seconds
 
 
-def flights(spans: list[Span], sender: int,
+def flights(spans: list[TraceSpan], sender: int,
             receiver: int, min_rows: int) -> list[float]:
     """Return the seconds from the call that sends a segment of at least `min_rows` rows to its arrival at the next
     rank."""

@@ -38,7 +38,7 @@ SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.h
 NUM_LAYERS = 2  # of a model of those sizes
 BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
 HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
-Ask = Callable[[List[int], int], object]  # reads a prompt of token ids, and writes this many tokens after it
+WriteAnswer = Callable[[List[int], int], object]  # reads a prompt of token ids, and writes this many tokens after it
 Costs = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, tokens of the prompt and of the answer
 
 
@@ -79,7 +79,7 @@ def _refuse_processes(typed_count: str) -> None:
 # --- the programs -----------------------------------------------------------------------------------------------------
 
 def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
-            open_pipelines: ExitStack) -> Iterator[tuple[str, Ask]]:
+            open_pipelines: ExitStack) -> Iterator[tuple[str, WriteAnswer]]:
     if find_spec("xllamacpp") is not None:
         yield LLAMA_CPP, llama_cpp(gguf_path, num_threads)
 
@@ -96,7 +96,7 @@ def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
         yield f"ours, {names.get(quant, quant)}", ours(pipeline)
 
 
-def llama_cpp(gguf_path: Path, num_threads: int) -> Ask:
+def llama_cpp(gguf_path: Path, num_threads: int) -> WriteAnswer:
     """Return llama.cpp, by the package `xllamacpp`, with the weights as in the file."""
     import xllamacpp
 
@@ -113,7 +113,7 @@ def llama_cpp(gguf_path: Path, num_threads: int) -> Ask:
     return ask
 
 
-def of_transformers(folder: Path, dtype: str) -> Ask:
+def of_transformers(folder: Path, dtype: str) -> WriteAnswer:
     """Return the `generate` of transformers."""
     from transformers import AutoModelForCausalLM
 
@@ -127,7 +127,7 @@ def of_transformers(folder: Path, dtype: str) -> Ask:
     return ask
 
 
-def ours(pipeline: Pipeline) -> Ask:
+def ours(pipeline: Pipeline) -> WriteAnswer:
     """Return plain decoding on a pipeline of one stage."""
     return lambda prompt, num_tokens: pipeline.generate(prompt, max_new_tokens=num_tokens)
 

@@ -41,7 +41,7 @@ DEPTHS = range(3, 9)
 DEPTH_PAIRS = list(product(DEPTHS, DEPTHS))  # of the first tree, and of later ones
 CSV_COLUMNS = ("model", "temperature", "method", "set", "xi_paper", "xi_here", "sr_paper", "sr_here")
 PINNED = ("methods", "drafts", "draft", "baseline_draft", "profile", "results")  # keys that a user may not give
-Points = Dict[str, Dict[str, str]]  # name of a results folder -> the keys of its evaluation
+KeysByPoint = Dict[str, Dict[str, str]]  # name of a results folder -> the keys of its evaluation
 
 
 class CellFigures(NamedTuple):
@@ -56,7 +56,7 @@ OurFigures = Mapping[PublishedCell, CellFigures]
 
 # --- the main table ---------------------------------------------------------------------------------------------------
 
-def table_points() -> Points:
+def table_points() -> KeysByPoint:
     return {size: {**TREES, "profile": profile, "methods": METHODS[size], "temperatures": "0,1"}
             for size, profile in PROFILES.items()}
 
@@ -132,7 +132,7 @@ def _explanations(cells: Sequence[PublishedCell], our_figures: OurFigures) -> It
 SWEPT = {"profile": PROFILES["7b"], "temperatures": "0", "sets": "mt_bench"}
 
 
-def bandwidth_points() -> Points:
+def bandwidth_points() -> KeysByPoint:
     rates = dict.fromkeys(mbps for _, mbps in bandwidth_table())
     return {f"bandwidth-{mbps}": {**TREES, **SWEPT, "methods": METHODS["7b"], "wires": mbps} for mbps in rates}
 
@@ -151,7 +151,7 @@ def show_bandwidth(results_folder: Path) -> Iterator[str]:
     yield from markdown(("method", "", *rates), table_rows)
 
 
-def depth_points() -> Points:
+def depth_points() -> KeysByPoint:
     swept_keys = {**SWEPT, "methods": "continuous"}
     return {f"depths-{first_depth}-{later_depth}":
             {**swept_keys, "init_depth": f"{first_depth}", "expand_depth": f"{later_depth}"}
@@ -191,7 +191,7 @@ SUBJECTS = {"table": (table_points, show_table), "bandwidth": (bandwidth_points,
             "depths": (depth_points, show_depths)}
 
 
-def evaluations(points: Points, argv: Sequence[str], results_folder: Path) -> dict[str, list[str]]:
+def evaluations(points: KeysByPoint, argv: Sequence[str], results_folder: Path) -> dict[str, list[str]]:
     """Return the arguments of each evaluation: typed keys in place of defaults. Raises ValueError for pinned ones."""
     raw_keys = raw_values(argv)
     varied_keys = {name for keys in points.values() for name in keys} - {"sets", "temperatures"}

@@ -31,7 +31,7 @@ DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 TOY_DEFAULTS = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "request latency, median, s", "latency_p95": "request latency, 95th percentile, s",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
-Row = Dict[str, Any]
+LoadRow = Dict[str, Any]
 
 
 class LoadTable(NamedTuple):
@@ -84,7 +84,7 @@ def measure(pipeline: Pipeline, load_config: LoadConfig) -> None:
     texts: dict[float, dict[int, Hashable]] = {temperature: {} for temperature in requests_by_temperature}
 
     jobs = [*product(requests_by_temperature, decoders, loads)]
-    rows: list[Row] = []
+    rows: list[LoadRow] = []
     for temperature, method, load in ProgressBar(jobs, unit="load"):
         max_running = int(load.value) if load.varied == "at_once" else load_config.max_running(method)
         moments = [moment * load_config.run.slowdown for moment in load.moments]
@@ -131,7 +131,7 @@ def requests_of(pipeline: Pipeline, load_config: LoadConfig, num_requests: int, 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
-def _report(load_config: LoadConfig, rows: Sequence[Row]) -> None:
+def _report(load_config: LoadConfig, rows: Sequence[LoadRow]) -> None:
     """Print the tables, and write files and plots if `results` is given."""
     setting = f"{load_config.run.kind}, profile {load_config.run.profile}"
 
@@ -161,11 +161,11 @@ def _cell(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def _series_of(row: Row) -> tuple[float, str]:
+def _series_of(row: LoadRow) -> tuple[float, str]:
     return row["temperature"], row["method"]
 
 
-def _write(results_dir: Path, varied: str, setting: str, rows: Sequence[Row]) -> None:
+def _write(results_dir: Path, varied: str, setting: str, rows: Sequence[LoadRow]) -> None:
     """Write a table as CSV, and for each temperature a plot of each figure over the loads."""
     table = TABLES[varied]
     save(results_dir / f"{table.file}.csv", table.columns, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
-from eval.metrics import NAN, Answer
+from eval.metrics import NAN, AnswerRecord
 
 TallyLine = Mapping[str, Any]
 RequestId = Tuple[str, int]  # the start of the pipeline, and the number of earlier requests in it
@@ -45,7 +45,7 @@ def by_request(lines: Iterable[TallyLine]) -> TallyLines:
     return lines_by_request
 
 
-def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utilization]:
+def utilization(tally: TallyLines, answers: Iterable[AnswerRecord]) -> dict[int, Utilization]:
     """Return the utilization of each rank during these answers.
 
     A request counts only if it has a line of every rank that wrote any line.
@@ -98,7 +98,7 @@ class Account(NamedTuple):
         return sum(self[:len(SHARES)])
 
 
-def account(tally: TallyLines, answers: Iterable[Answer]) -> Account | None:
+def account(tally: TallyLines, answers: Iterable[AnswerRecord]) -> Account | None:
     """Return the account of these answers, from the lines about flights, which are rank 0's; None without such lines.
 
     The sums over all requests are divided by all their tokens, unless the field has another unit.
@@ -132,7 +132,7 @@ def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
     return {**modelled_seconds, **flight_counts}
 
 
-def _requests(answers: Iterable[Answer]) -> Iterator[tuple[RequestId, int, float]]:
+def _requests(answers: Iterable[AnswerRecord]) -> Iterator[tuple[RequestId, int, float]]:
     """Yield start and number of each request, its tokens, and the elapsed seconds per modelled one."""
     for answer in answers:
         for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):

@@ -10,14 +10,14 @@ from collections import deque
 from itertools import chain, repeat
 from typing import Any, Dict
 
-Span = Dict[str, Any]
+HistoryEntry = Dict[str, Any]
 # Fields of a node besides id, token, parent, kind, request and birth. `kind`: prompt, own (from the target, without a
 # guess) or guess. `why` it died: wrong (the text continued differently), dropped (not worth sending) or over (the
 # request ended).
 NODE_FIELDS = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "why"))
 # Fields of a segment's stay on a rank besides the rows that came; rows that did not pass on were pruned there. All of
 # them may have died before they were computed.
-STAY_FIELDS: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
+STAY_FIELDS: HistoryEntry = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
 SEGMENT_EVENTS = ("send", "forward", "back", "judge")  # events of a segment; the others are of a node or a request
 SHOWN_ON_ROOT = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
 SHOWN_ON_STAGES = ("wait", "prune")
@@ -26,7 +26,7 @@ SHOWN_ON_STAGES = ("wait", "prune")
 class RunHistory:
     """The history of a run; `data` returns it as JSON objects."""
 
-    def __init__(self, spans: list[Span]) -> None:
+    def __init__(self, spans: list[HistoryEntry]) -> None:
         first_begins = {span["name"]: span["t0"] for span in reversed(spans)}
         run_start: float = first_begins.get("request", first_begins.get("send", 0.0))
 
@@ -38,11 +38,11 @@ class RunHistory:
         self.ranks = sorted({span["rank"] for span in spans})
         self.root = self.ranks[0] if self.ranks else 0
 
-        self.nodes: dict[int, Span] = {}
+        self.nodes: dict[int, HistoryEntry] = {}
         self.live: set[int] = set()
-        self.requests: list[Span] = []
-        self.segments: list[Span] = []
-        self.events: list[Span] = []
+        self.requests: list[HistoryEntry] = []
+        self.segments: list[HistoryEntry] = []
+        self.events: list[HistoryEntry] = []
 
         self._unjudged: deque[int] = deque()  # segments that are not judged yet
         self._segment_by_id: dict[int, int] = {}  # by the ids that its rows have on their way
@@ -65,7 +65,7 @@ class RunHistory:
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
-    def _node(self, node: int, token: int, parent: int, at: float) -> Span:
+    def _node(self, node: int, token: int, parent: int, at: float) -> HistoryEntry:
         """Return the node of this id, creating it if it is new. Raise LookupError if its parent is younger."""
         if parent > node:  # else a path to the root might not end
             raise LookupError(f"node {node} stands below {parent}, which is younger")
@@ -74,7 +74,7 @@ class RunHistory:
                                 "request": len(self.requests) - 1, "born": at, **NODE_FIELDS}
         return self.nodes[node]
 
-    def _send(self, span: Span) -> None:
+    def _send(self, span: HistoryEntry) -> None:
         sent_at, segment_number = span["t0"], len(self.segments)
         nodes, num_text = span["nodes"], span["text"]
 
@@ -102,7 +102,7 @@ class RunHistory:
         self._segment_by_id.update(dict.fromkeys(row_ids, segment_number))
         self._note(sent_at, "send", segment_number, len(nodes))
 
-    def _grow(self, span: Span) -> None:
+    def _grow(self, span: HistoryEntry) -> None:
         grown_at = span["t1"]
         for node in span.get("gone", ()):
             self._die(node, grown_at, "dropped")
@@ -115,7 +115,7 @@ class RunHistory:
             self.live.update(new_nodes)
             self._note(grown_at, "grow", new_nodes[0], len(new_nodes))
 
-    def _judge(self, span: Span) -> None:
+    def _judge(self, span: HistoryEntry) -> None:
         judge_begin, judged_at = span["t0"], span["t1"]
         for node, token in span.get("answers", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=judged_at)
@@ -131,16 +131,16 @@ class RunHistory:
             self.segments[segment_number].update(judged=[judge_begin, judged_at], back=judge_begin)
             self._note(judged_at, "judge", segment_number, len(span.get("answers", ())))
 
-    def _segment_of(self, span: Span) -> int | None:
+    def _segment_of(self, span: HistoryEntry) -> int | None:
         """Return the segment of a span, if any of its rows is left to identify it."""
         return next(map(self._segment_by_id.get, span["nodes"]), None)
 
-    def _prune(self, span: Span) -> None:
+    def _prune(self, span: HistoryEntry) -> None:
         if span.get("parent") in self.nodes:  # unless the request sent nothing, or rank 0 is a stage as well
             self._node(span["tip"], span["token"], span["parent"], span["t0"])
             self._settle(span["tip"], span["t0"])
 
-    def _reset(self, span: Span) -> None:
+    def _reset(self, span: HistoryEntry) -> None:
         self._prune(span)
         for node in list(self.live):
             self._die(node, span["t0"], "over")
@@ -149,7 +149,7 @@ class RunHistory:
             self.requests[-1]["to"] = span["t1"]
             self._note(span["t0"], "end", len(self.requests) - 1, 0)
 
-    def _request(self, span: Span) -> None:
+    def _request(self, span: HistoryEntry) -> None:
         """Keep the settled tokens of the answer; this span begins before all others."""
         self._next_answer = span["answer"]
 
@@ -207,8 +207,8 @@ class RunHistory:
 
         self.events.sort(key=lambda event: float(event["at"]))
 
-    def _stay(self, segment_number: int, received_span: Span,
-              forward_span: Span | None, sent_span: Span | None) -> None:
+    def _stay(self, segment_number: int, received_span: HistoryEntry,
+              forward_span: HistoryEntry | None, sent_span: HistoryEntry | None) -> None:
         """Add the stay of a segment on a stage; `forward_span` is None if all of its rows had died before."""
         peer = received_span["rank"]
         stay = {**STAY_FIELDS, "rank": peer, "came": received_span["t1"], "rows": len(received_span["nodes"])}
@@ -221,7 +221,7 @@ class RunHistory:
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
-    def data(self, first: int = 0, last: int | None = None) -> Span:
+    def data(self, first: int = 0, last: int | None = None) -> HistoryEntry:
         """Return requests `first` to `last`, without the last; they and their segments are numbered from 0.
 
         Raise ValueError if the trace has none of them.
@@ -240,7 +240,7 @@ class RunHistory:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in new_requests]
         new_segments = {number: index for index, number in enumerate(sent)}
 
-        def renumbered(entry: Span) -> Span:
+        def renumbered(entry: HistoryEntry) -> HistoryEntry:
             """Return a segment or a node with the new numbers of its request and segment."""
             copy = {**entry, "request": new_requests[entry["request"]]}
             if "segment" in entry:
@@ -268,9 +268,9 @@ class RunHistory:
             "spans": [_bar(span) for span in shown_spans]}
 
 
-def _bar(span: Span) -> Span:
+def _bar(span: HistoryEntry) -> HistoryEntry:
     return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
 
 
-def _bounds(span: Span) -> Span:
+def _bounds(span: HistoryEntry) -> HistoryEntry:
     return {"from": span["t0"], "to": span["t1"]}

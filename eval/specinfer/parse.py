@@ -21,7 +21,7 @@ SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two pro
 PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # the method of each program
 TABLE = 'write a JSON object, such as {"llm_model": "DIR", "ssms": [{"ssm_model": "DIR"}], "prompt": "FILE.json"}'
 LENGTH = "1024"  # default tokens of prompt and answer together, as in SpecInfer
-Options = Dict[str, Any]  # of ArgumentParser.add_argument
+ArgumentOptions = Dict[str, Any]  # of ArgumentParser.add_argument
 
 
 class Flag(NamedTuple):
@@ -30,18 +30,18 @@ class Flag(NamedTuple):
     names: str  # without dashes, separated by blanks
     key: str  # of a run, which the flag sets
     help_text: str
-    value_options: Options  # how the parser reads the value; without one the flag sets `const`
+    value_options: ArgumentOptions  # how the parser reads the value; without one the flag sets `const`
     only_program: str = ""  # the only program that has the flag; empty: both do
 
 
-def _const(value: str) -> Options:
+def _const(value: str) -> ArgumentOptions:
     return {"action": "store_const", "const": value}
 
 
-INT: Options = {"type": integer, "metavar": "N"}
-REAL: Options = {"type": number, "metavar": "X"}
-NAME: Options = {"metavar": "NAME"}
-FILE: Options = {"metavar": "FILE"}
+INT: ArgumentOptions = {"type": integer, "metavar": "N"}
+REAL: ArgumentOptions = {"type": number, "metavar": "X"}
+NAME: ArgumentOptions = {"metavar": "NAME"}
+FILE: ArgumentOptions = {"metavar": "FILE"}
 FLAGS = (
     Flag("llm-model llm-weight", "base_dir", "the model: a Hugging Face folder, or its name in models/", NAME),
     Flag("ssm-model ssm-weight", "ssm", "a small model; repeat it for several",

@@ -15,7 +15,7 @@ from config.cli import shown_path
 from config.keys import read_keys
 from eval.pair_keys import MOST_CHILDREN, TablesConfig
 from eval.pairs import Model, answer, open_model, prompts_of
-from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
+from eval.tokens_per_pass import NumberArray, among_best, among_drawn, by_mss, passes, ranks
 from launch.progress import ProgressBar
 from model.rules import laws
 from model.sample import Sampler
@@ -33,28 +33,28 @@ PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts; ours are other mod
 # which of our three kinds its stochastic decoding is.
 PAPER = Path(__file__).with_name("published.csv")
 HEADING = ("k", *(f"{k}" for k in range(1, MOST_CHILDREN + 1)))
-Figures = Mapping[str, Union[Sequence[float], Array]]  # data set -> figures, usually for k from 1 on
+FiguresBySet = Mapping[str, Union[Sequence[float], NumberArray]]  # data set -> figures, usually for k from 1 on
 
 
 class Counts(NamedTuple):
     """The counts along some texts of a data set, of one kind, for k from 1 on."""
 
     num_tokens: int  # number of tokens that could be guessed
-    accepted_K: Array
-    passes_K: Array
+    accepted_K: NumberArray
+    passes_K: NumberArray
 
     @property
-    def percent(self) -> Array:
+    def percent(self) -> NumberArray:
         """The percentage of accepted tokens, `[K]`."""
         return 100 * self.accepted_K / self.num_tokens
 
     @property
-    def verified(self) -> Array:
+    def verified(self) -> NumberArray:
         """Tokens per pass, `[K]`."""
         return self.num_tokens / self.passes_K
 
 
-Pair = Tuple[Model, Model]  # target and drafter
+ModelPair = Tuple[Model, Model]  # target and drafter
 PromptAndText = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text after it
 CountsBySet = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> counts
 
@@ -88,7 +88,7 @@ def specinfer(argv: list[str]) -> int:
     return 0
 
 
-def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
+def of_set(name: str, pair: ModelPair, config: TablesConfig) -> dict[str, Counts]:
     """Return the counts of each kind along the target's texts for the prompts of a data set.
 
     Raises ValueError if no text has a token that could be guessed.
@@ -123,8 +123,8 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(prompt_and_text: PromptAndText, pair: Pair, sampler: Sampler,
-          max_width: int) -> dict[str, Array]:
+def along(prompt_and_text: PromptAndText, pair: ModelPair, sampler: Sampler,
+          max_width: int) -> dict[str, NumberArray]:
     """Return, for each kind that applies to this sampler, the acceptance probabilities of a text's tokens, `[K, N]`."""
     target_NV, draft_NV = (model.logits(*prompt_and_text) for model in pair)
     text = prompt_and_text[1]
@@ -156,7 +156,7 @@ def report(counts_by_set: CountsBySet, kinds: Sequence[str], config: TablesConfi
     if config.do_sample:
         widest_tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{widest_tree}>"
-        our_figures: Figures = {
+        our_figures: FiguresBySet = {
             name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
             for name, counts in counts_by_set.items()}
         figures_by_title = {"ours, sampled texts and guesses": our_figures,
@@ -167,7 +167,7 @@ def report(counts_by_set: CountsBySet, kinds: Sequence[str], config: TablesConfi
             yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
-def rows(title: str, figures_by_set: Figures, num_digits: int,
+def rows(title: str, figures_by_set: FiguresBySet, num_digits: int,
          heading: Sequence[str] = HEADING) -> Iterator[str]:
     """Yield the title, the heading, and one line of figures for each data set."""
     yield f"  {title}"

@@ -26,7 +26,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from train.command import open_accelerator, prepare, run
 from train.course import Course, Hyperparameters, share_of
-from train.data import Rows, batch_at
+from train.data import TokenRows, batch_at
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
 from train.eagle.judge import evaluate, open_decoder
@@ -70,7 +70,7 @@ def open_teacher(args: Namespace) -> Teacher:
     return Teacher(Unfolded(args.model_dir), dtype, device, features_dir)
 
 
-def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
+def open_head(args: Namespace, teacher: Teacher, rows: TokenRows) -> tuple[heads.HeadConfig, Trainable]:
     """Return the `config.json` of the head to train, and the head: the given one, or a new one.
 
     The mask of a block is the least used token of the answers.

@@ -25,8 +25,8 @@ from train.data import TokenRow
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import Trainable
 
-Config = Dict[str, Any]  # the content of a `config.json`
-DIALECTS: dict[str, Config] = {  # of EAGLE-3: the fields of a config.json in addition to the sizes
+HeadConfig = Dict[str, Any]  # the content of a `config.json`
+DIALECTS: dict[str, HeadConfig] = {  # of EAGLE-3: the fields of a config.json in addition to the sizes
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
     "eagle3.1": {"architectures": ["LlamaForCausalLMEagle3"], "fc_norm": True, "norm_output": True},
     "vllm": {"architectures": ["Eagle3LlamaForCausalLM"], "norm_before_residual": True},
@@ -49,13 +49,13 @@ SIZE_FIELDS = {  # fields of a `config.json`, and their names in LlamaConfig
     "vocab_size": "vocab"}
 
 
-def describe(teacher: Teacher, vocab_size: int | None = None, dialect: str = "eagle3") -> Config:
+def describe(teacher: Teacher, vocab_size: int | None = None, dialect: str = "eagle3") -> HeadConfig:
     """Return the `config.json` of a head for this base: of EAGLE-3 with `vocab_size` words, or of EAGLE-1/2 if None.
 
     A head is one layer of a LLaMA for every family of base.
     """
     base_sizes, base_config = teacher.config, teacher.source.config
-    head_config: Config = dict(LAYER_FIELDS)
+    head_config: HeadConfig = dict(LAYER_FIELDS)
     for field_name, size_name in SIZE_FIELDS.items():
         head_config[field_name] = getattr(base_sizes, size_name)
 
@@ -71,12 +71,12 @@ def describe(teacher: Teacher, vocab_size: int | None = None, dialect: str = "ea
     return {**head_config, "draft_vocab_size": vocab_size, **DIALECTS[dialect]}
 
 
-def nested(config: Config, base_config: Config) -> Config:
+def nested(config: HeadConfig, base_config: HeadConfig) -> HeadConfig:
     """Return a `config.json` in its dialect's form: speculators nests the sizes of the layers, and names the base."""
     if KIND not in config:
         return config
 
-    base_names: Config = {"architectures": base_config.get("architectures"),
+    base_names: HeadConfig = {"architectures": base_config.get("architectures"),
                           "name_or_path": base_config.get("_name_or_path")}
     outer_fields = {name: config[name] for name in OUTER_FIELDS if name in config}
     outer_names = (*outer_fields, "speculators_config", "transformer_layer_config")
@@ -86,7 +86,7 @@ def nested(config: Config, base_config: Config) -> Config:
     return {**outer_fields, "speculators_config": speculators_config, "transformer_layer_config": layer_fields}
 
 
-def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
+def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> HeadConfig:
     """Return the `config.json` of a DFlash head for this base, with layers of Qwen3."""
     dflash_fields = {"mask_token_id": form.mask, "target_layer_ids": [layer - 1 for layer in form.inner]}
     return {**describe(teacher), "architectures": [DFLASH], "model_type": "qwen3", "num_hidden_layers": layers,
@@ -112,7 +112,7 @@ def vocabulary(rows: Iterable[TokenRow], num_words: int, vocab_size: int) -> Ten
     return counts(rows, vocab_size).argsort(descending=True, stable=True)[:num_words].sort().values
 
 
-def new_head(teacher: Teacher, config: Config, word_ids: Tensor | None, seed: int) -> Trainable:
+def new_head(teacher: Teacher, config: HeadConfig, word_ids: Tensor | None, seed: int) -> Trainable:
     """Return a new head to train, in float32 (float64 if the base is), with the base's frozen embedding.
 
     The LM head of an EAGLE-3 head begins with the rows of the base's LM head for its words `word_ids`.
@@ -167,7 +167,8 @@ def load_trained(teacher: Teacher, source: Checkpoint) -> Trainable:
     return _learner(head)
 
 
-def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows_embedding: bool = True) -> None:
+def write(head: Trainable, config: HeadConfig, folder: Path, dtype: torch.dtype,
+          borrows_embedding: bool = True) -> None:
     """Write config.json and model.safetensors, each atomically, with the names of tensors of the public heads.
 
     If `borrows_embedding`, heads other than EAGLE-1/2 are written without the embedding, which is that of their base.

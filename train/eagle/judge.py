@@ -25,7 +25,7 @@ from train.writer import ring_of
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # as in EAGLE-2's paper: 60 nodes with the root, 6 levels
 
-Prompts = Sequence[Sequence[int]]
+JudgedPrompts = Sequence[Sequence[int]]
 Answered = Tuple[List[TokenRow], float]
 
 
@@ -43,7 +43,7 @@ def open_decoder(teacher: Teacher, folder: Path, max_length: int) -> Decoder:
 
 
 @torch.no_grad()
-def evaluate(decoder: Decoder, prompts: Prompts, end_ids: frozenset[int], max_new_tokens: int) -> Answered:
+def evaluate(decoder: Decoder, prompts: JudgedPrompts, end_ids: frozenset[int], max_new_tokens: int) -> Answered:
     """Return the base's answers, of at most `max_new_tokens` tokens, at temperature 0, and the accepted length.
 
     The mean accepted length is tokens per verification, the base's own included (EAGLE's tau). The first token is not

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from model.drafts.heads import Eagle3Head, EagleHead
 from train.course import WHOLE, BatchShare
-from train.data import Rows, TokenRow
+from train.data import TokenRow, TokenRows
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import Trainable, unroll
@@ -193,7 +193,7 @@ class Task:
         return Wanted(place_M, feature_MD.float(), word_N[place_M], logits_MV.softmax(-1))
 
     @torch.enable_grad()
-    def learn(self, rows: Rows, seed: Sequence[int], share: BatchShare = WHOLE) -> dict[str, float]:
+    def learn(self, rows: TokenRows, seed: Sequence[int], share: BatchShare = WHOLE) -> dict[str, float]:
         """Add the gradients of this process's share of a batch, row by row to save memory; return their figures.
 
         `seed` sets noise and starts. The mean over all processes is the batch's.
@@ -225,7 +225,7 @@ class Task:
         return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
-    def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
+    def agreement(self, rows: TokenRows, depths: Sequence[int]) -> list[float]:
         """Return the share of words where the head agrees with the base, by the number of own guesses before them."""
         num_passes = max(depths) + 1
         num_agreeing, num_words = [0] * num_passes, [0] * num_passes

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from eval.tokens_per_pass import Array, ranks
+from eval.tokens_per_pass import NumberArray, ranks
 from launch.progress import ProgressBar
-from train.data import Rows, TokenRow
+from train.data import TokenRow, TokenRows
 
 NUM_TOGETHER = 64  # texts per batch without gradients
 
 
-def logits_of(model: PreTrainedModel, rows: Rows) -> Tensor:
+def logits_of(model: PreTrainedModel, rows: TokenRows) -> Tensor:
     """Return the logits `[T, V]` for the answers' tokens of rows, read as one batch; a row never begins with one."""
     token_ids = [row.ids.long() for row in rows]
     all_present = [torch.ones_like(ids_N) for ids_N in token_ids]
@@ -36,19 +36,19 @@ def logits_of(model: PreTrainedModel, rows: Rows) -> Tensor:
     return logits_TV
 
 
-def words_of(rows: Rows) -> Tensor:
+def words_of(rows: TokenRows) -> Tensor:
     """Return the tokens `[T]` of the answers."""
     return torch.cat([row.ids[row.answers] for row in rows]).long()
 
 
-def loss_of(model: PreTrainedModel, rows: Rows) -> Tensor:
+def loss_of(model: PreTrainedModel, rows: TokenRows) -> Tensor:
     """Return the mean cross-entropy, in nats, with the target's tokens."""
     logits_TV = logits_of(model, rows)
     return F.cross_entropy(logits_TV, words_of(rows).to(logits_TV.device))
 
 
 @torch.enable_grad()
-def learn(model: PreTrainedModel, rows: Rows) -> dict[str, float]:
+def learn(model: PreTrainedModel, rows: TokenRows) -> dict[str, float]:
     """Add the gradients of a step to the model, and return its loss."""
     loss = loss_of(model, rows)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ def learn(model: PreTrainedModel, rows: Rows) -> dict[str, float]:
 
 
 @torch.no_grad()
-def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
+def ranks_of(model: PreTrainedModel, rows: TokenRows) -> Iterator[NumberArray]:
     """Yield, for each row, the rank of each token of its answer by the drafter's logits, from 0."""
     begins = range(0, len(rows), NUM_TOGETHER)
     for begin in ProgressBar(begins, desc="ranks", unit="batch", leave=False):
@@ -66,7 +66,7 @@ def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
         yield from np.split(rank_T, row_ends[:-1])
 
 
-def without_predicted(rows: Rows, ranks_by_row: Iterable[Array], stretch: int) -> list[TokenRow]:
+def without_predicted(rows: TokenRows, ranks_by_row: Iterable[NumberArray], stretch: int) -> list[TokenRow]:
     """Return the rows without the stretches of which the drafter predicts every token.
 
     `ranks_by_row` has the ranks of the whole text at the end of each row, including stretches that were removed before.

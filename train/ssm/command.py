@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from config.files import write_json
 from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model as open_pair
-from eval.tokens_per_pass import Array, merged_passes
+from eval.tokens_per_pass import NumberArray, merged_passes
 from launch.progress import ProgressBar
 from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
@@ -25,7 +25,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import read_sizes
 from train.command import open_accelerator, prepare, run
 from train.course import Course, Hyperparameters
-from train.data import Rows, answer_row, batch_at
+from train.data import TokenRows, answer_row, batch_at
 from train.ssm.boost import learn, ranks_of, without_predicted
 from train.ssm.options import check, layers_of, parser
 from train.ssm.texts import prompts_of, texts_of
@@ -36,8 +36,8 @@ TREE_SHAPES = ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1")  # of the trees of the figu
 RECORD, TEXTS, KEPT_LAYERS = "training.json", "texts", "layers"
 NOT_TERMS = ("target", "drafts", "out", "data", "judged", "save_every", "device", "threads")
 TEXT_TERMS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # terms of the texts
-Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
-Ranks = List[Array]  # of the tokens of each text, [N]
+PassesByTree = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
+RanksByText = List[NumberArray]  # of the tokens of each text, [N]
 
 
 class Training:
@@ -74,7 +74,7 @@ class Training:
                              "--judged")
         return fitting_prompts[:args.judged], fitting_prompts[args.judged:]
 
-    def tune(self, draft_name: str, source: Path, rows: Rows) -> PreTrainedModel:
+    def tune(self, draft_name: str, source: Path, rows: TokenRows) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on rows, write it to OUT/`draft_name`, and open it for drafting."""
         args, model = self.args, open_model(source, self.device)
         rows_left = [row for row in rows if row.answers.any()]
@@ -94,7 +94,7 @@ class Training:
         store(model, source_file, args.out / draft_name)
         return open_model(args.out / draft_name, self.device)
 
-    def boosted(self, rows: Rows) -> Iterator[tuple[str, int]]:
+    def boosted(self, rows: TokenRows) -> Iterator[tuple[str, int]]:
         """Tune one drafter after another, and yield its name and the number of tokens that were left for it."""
         rows_left = rows
         for draft_number, source in enumerate(self.args.drafts, 1):
@@ -158,14 +158,14 @@ def train(args: Namespace) -> None:
     show(record)
 
 
-def evaluated(training: Training, names: Sequence[str]) -> Figures:
+def evaluated(training: Training, names: Sequence[str]) -> PassesByTree:
     """Return the tokens per pass by the original first drafter, by each tuned one, and by merged trees of several."""
     args, held_prompts = training.args, training.held_prompts
     texts = training.writer.write(held_prompts)
     progress_bar = ProgressBar(texts, total=len(held_prompts), desc="held out", unit="text", leave=False)
     rows = [answer_row(*text) for text in progress_bar]
 
-    def ranked(folder: Path) -> Ranks:
+    def ranked(folder: Path) -> RanksByText:
         return list(ranks_of(open_model(folder, training.device), rows))
 
     tuned_ranks = [ranked(args.out / name) for name in names]
@@ -178,7 +178,7 @@ def evaluated(training: Training, names: Sequence[str]) -> Figures:
             for name, drafters in ranks_by_name.items()}
 
 
-def verified(drafters: Sequence[Ranks], expansion: str) -> float:
+def verified(drafters: Sequence[RanksByText], expansion: str) -> float:
     """Return the verified tokens per pass with merged trees of drafters with these ranks."""
     widths = list(map(int, expansion.split(",")))
     num_tokens = sum(len(rank_N) - 1 for rank_N in drafters[0])
