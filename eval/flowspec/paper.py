@@ -14,7 +14,7 @@ evaluates N parts of a table at once, workers=ray all parts on a Ray cluster.
 """
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
@@ -52,6 +52,7 @@ class CellFigures(NamedTuple):
 
 
 OurFigures = Mapping[PublishedCell, CellFigures]
+XiByMethod = Mapping[str, Sequence[Sequence[float]]]  # of the paper, and of this project
 
 
 # --- the main table ---------------------------------------------------------------------------------------------------
@@ -72,11 +73,12 @@ def show_table(results_folder: Path) -> Iterator[str]:
     for temperature in (0.0, 1.0):
         for model in dict.fromkeys(cell.model for cell in cells):
             of_model = [cell for cell in cells if (cell.model, cell.temperature) == (model, temperature)]
-            origin = provenance(results[of_model[0].size].answers)
+            size, of_methods = of_model[0].size, _xi_by_method(of_model, our_figures)
+            origin = provenance(results[size].answers)
             yield f"## {model}, temperature {temperature:g} (paper: measured; here: {origin})\n"
-            yield from markdown(("method", "", *listed(SETS), "mean", "SR"), _model_rows(of_model, our_figures))
+            yield from markdown(("method", "", *listed(SETS), "mean", "SR"), _model_rows(of_methods))
             yield ""
-            yield from _explanations(of_model, our_figures)
+            yield from _explanations(size, of_methods)
             yield ""
 
 
@@ -88,42 +90,38 @@ def _figures_of(results: ResultsFolder, method: str, data_set: str, temperature:
 def _save(path: Path, our_figures: OurFigures) -> None:
     csv_rows = []
     for cell, (xi_here, sr_here) in our_figures.items():
-        values = cell.model, f"{cell.temperature:g}", cell.method, cell.data_set, cell.xi, xi_here, cell.sr, sr_here
+        values = cell.model, cell.temperature, cell.method, cell.data_set, cell.xi, xi_here, cell.sr, sr_here
         csv_rows.append(dict(zip(CSV_COLUMNS, values)))
     save(path, CSV_COLUMNS, csv_rows)
 
 
-def _by_method(cells: Sequence[PublishedCell]) -> dict[str, list[PublishedCell]]:
-    of_methods: dict[str, list[PublishedCell]] = {}
+def _xi_by_method(cells: Sequence[PublishedCell], our_figures: OurFigures) -> XiByMethod:
+    """Return xi of the paper and of this project by method: a figure for each set, then their mean."""
+    of_methods: dict[str, tuple[list[float], list[float]]] = {}
     for cell in cells:
-        of_methods.setdefault(cell.method, []).append(cell)
+        xi_paper, xi_here = of_methods.setdefault(cell.method, ([], []))
+        xi_paper.append(cell.xi)
+        xi_here.append(our_figures[cell].xi)
+
+    for xi_of_side in chain.from_iterable(of_methods.values()):
+        xi_of_side.append(mean(xi_of_side))
     return of_methods
 
 
-def _means(cells: Sequence[PublishedCell], our_figures: OurFigures) -> dict[str, tuple[float, float]]:
-    """Return the mean xi over the sets, of the paper and of this project, by method."""
-    return {method: (mean(cell.xi for cell in of_method), mean(our_figures[cell].xi for cell in of_method))
-            for method, of_method in _by_method(cells).items()}
+def _model_rows(of_methods: XiByMethod) -> Iterator[Sequence[str]]:
+    for method, both_sides in of_methods.items():
+        for label, side, xi, naive_xi in zip((method, ""), ("paper", "here"), both_sides, of_methods["naive"]):
+            yield label, side, *map(number, xi), number(xi[-1] / naive_xi[-1])
 
 
-def _model_rows(cells: Sequence[PublishedCell], our_figures: OurFigures) -> Iterator[Sequence[str]]:
-    method_means = _means(cells, our_figures)
-    for method, of_method in _by_method(cells).items():
-        published = [number(cell.xi) for cell in of_method]
-        xi_here = [number(our_figures[cell].xi) for cell in of_method]
-        ratios = [method_means[method][side] / method_means["naive"][side] for side in (0, 1)]
-        yield method, "paper", *published, number(method_means[method][0]), number(ratios[0])
-        yield "", "here", *xi_here, number(method_means[method][1]), number(ratios[1])
-
-
-def _explanations(cells: Sequence[PublishedCell], our_figures: OurFigures) -> Iterator[str]:
+def _explanations(size: str, of_methods: XiByMethod) -> Iterator[str]:
     """Yield a line for each method whose mean xi or SR differs by more than `LARGEST_DIFFERENCE`, with the reason."""
-    method_means, reasons = _means(cells, our_figures), known_reasons()
-    for method, (xi_paper, xi_here) in method_means.items():
-        xi_change = xi_here / xi_paper - 1
-        sr_change = (1 + xi_change) / (method_means["naive"][1] / method_means["naive"][0]) - 1
+    naive_paper, naive_here = of_methods["naive"]
+    for method, (xi_paper, xi_here) in of_methods.items():
+        xi_change = xi_here[-1] / xi_paper[-1] - 1
+        sr_change = (1 + xi_change) / (naive_here[-1] / naive_paper[-1]) - 1
         if max(abs(xi_change), abs(sr_change)) > LARGEST_DIFFERENCE:
-            reason = reasons.get((cells[0].size, method), "no reason known")
+            reason = known_reasons().get((size, method), "no reason known")
             yield f"- {method}: xi {xi_change:+.0%}, SR {sr_change:+.0%}: {reason}"
 
 
@@ -174,13 +172,10 @@ def _depth_grid(title: str, xi: Mapping[tuple[int, int], float]) -> Iterator[str
     """Yield a grid: rows are `init_depth`, columns `expand_depth`; the best cell is bold."""
     best_pair = max(xi, key=xi.__getitem__)
     yield f"## xi on MT-bench by depth: {title}; best: init_depth={best_pair[0]}, expand_depth={best_pair[1]}\n"
-    table_rows = []
-    for first_depth in DEPTHS:
-        shown_cells = []
-        for later_depth in DEPTHS:
-            shown_xi = number(xi[first_depth, later_depth])
-            shown_cells.append(f"**{shown_xi}**" if (first_depth, later_depth) == best_pair else shown_xi)
-        table_rows.append((f"{first_depth}", *shown_cells))
+    shown_cells = {pair: number(value) for pair, value in xi.items()}
+    shown_cells[best_pair] = f"**{shown_cells[best_pair]}**"
+    table_rows = [(f"{first_depth}", *(shown_cells[first_depth, later_depth] for later_depth in DEPTHS))
+                  for first_depth in DEPTHS]
     yield from markdown(("init\\expand", *map(str, DEPTHS)), table_rows)
     yield ""
 
