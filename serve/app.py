@@ -5,7 +5,6 @@ This module does not know how answers are computed: the engine does that on its 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import ExitStack, closing, suppress
 from typing import Any, Mapping
 
@@ -20,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from config.serve_config import ServeConfig
 from serve import anthropic, page_files, responses
 from serve.answering import AnswerForm
-from serve.auth import Framing, Guard, refusal
+from serve.auth import Framing, Guard, as_json, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import UNAVAILABLE, Engine
 from serve.protocol import Body, Chat, Completion, JsonObject, Refused, ToTokenize, Translate, read_body
@@ -243,8 +242,3 @@ async def _wait_until_gone(request: Request) -> None:
     """Return when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def as_json(facts: JsonObject, status: int = 200) -> Response:
-    """Return an object as a JSON response, in ASCII like that of `refusal`."""
-    return Response(json.dumps(facts), status, media_type="application/json")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from typing import Any
+from typing import Any, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from config.serve_config import ServeConfig, is_address, is_loopback
 from serve import anthropic
 from serve.page_files import FILES
-from serve.protocol import Refused
+from serve.protocol import JsonObject, Refused
 
 # the page, which asks for the key; the API's root, which leads there; the pipeline's state
 KEYLESS_PATHS = (*FILES, "/v1", "/v1/", "/health", "/readyz", "/livez")
@@ -99,8 +99,13 @@ class Guard:
 
 
 def refusal(refused: Refused, path: str, **headers: str) -> Response:
-    """Return an error in the format of this path's protocol; in ASCII, so that a lone surrogate in it does no harm."""
+    """Return an error in the format of this path's protocol."""
     if refused.retry:
         headers["Retry-After"] = str(refused.retry)
     facts = anthropic.error_of(refused) if path.startswith(anthropic.PATH) else refused.body
-    return Response(json.dumps(facts), refused.status, headers, media_type="application/json")
+    return as_json(facts, refused.status, headers)
+
+
+def as_json(facts: JsonObject, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an object as a JSON response; in ASCII, so that a lone surrogate in it does no harm."""
+    return Response(json.dumps(facts), status, headers, media_type="application/json")

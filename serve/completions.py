@@ -47,7 +47,10 @@ class CompletionAnswer(AnswerForm):
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> JsonObject:
-        return completion_logprobs(tokens)
+        return {"tokens": [_token_name(token.spelled) for token in tokens],
+                "token_logprobs": [token.logprob for token in tokens],
+                "top_logprobs": [_top_logprobs(token) for token in tokens],
+                "text_offset": [token.offset for token in tokens]}
 
     def _choice_facts(self, answer: ChoiceAnswer, text_facts: JsonObject, tokens: Sequence[Token] | None) -> JsonObject:
         logprobs = None if tokens is None else self.logprobs(tokens)
@@ -114,14 +117,6 @@ def _call_delta(answer: ChoiceAnswer, part: JsonObject) -> JsonObject:
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------
-
-def completion_logprobs(tokens: Sequence[Token]) -> JsonObject:
-    """Return the log-probabilities of tokens in the format of /v1/completions."""
-    return {"tokens": [_token_name(token.spelled) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_top_logprobs(token) for token in tokens],
-            "text_offset": [token.offset for token in tokens]}
-
 
 def _logprob_entry(spelled: TokenText, logprob: float | None) -> JsonObject:
     byte_values = None if spelled.data is None else list(spelled.data)

@@ -93,10 +93,6 @@ class Health(NamedTuple):
         return 0 if self.status in ("ready", "lost", "stopped") else RETRY_SECONDS
 
 
-def ignore_readiness() -> None:
-    """Do nothing when the pipeline is ready."""
-
-
 class Engine(RequestLoop):
     """A pipeline that stays open, and is restarted when a rank is lost; `open_pipeline` opens it each time."""
 
@@ -110,7 +106,7 @@ class Engine(RequestLoop):
         self.state = Health("loading")
         self.error: BaseException | None = None  # why the first pipeline could not be opened
         self.facts: PipelineFacts | None = None  # of the pipeline, once it was ready
-        self.on_ready: Callable[[], None] = ignore_readiness  # called each time that the pipeline is ready
+        self.on_ready: Callable[[], None] = lambda: None  # called each time that the pipeline is ready
         self._ring: Ring | None = None  # of the present pipeline
 
         # jobs

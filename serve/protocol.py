@@ -11,8 +11,9 @@ import re
 import secrets
 from contextlib import suppress
 from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Optional, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -119,6 +120,7 @@ def _unless_empty(text: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
+GrammarText = Annotated[Optional[str], BeforeValidator(_unless_empty)]
 
 
 class StreamOptions(Strict):
@@ -256,8 +258,7 @@ def _choice_guide(texts: list[str]) -> Guide:
 
 
 GUIDES: dict[str, Callable[[Any], Guide | None]] = {  # fields that name a grammar of the answer
-    "response_format": lambda form: form.guide,
-    "structured_outputs": lambda form: form.guide,
+    **dict.fromkeys(("response_format", "structured_outputs"), attrgetter("guide")),
     **dict.fromkeys(("guided_json", "json_schema"), _json_guide),
     "guided_choice": _choice_guide,
     **dict.fromkeys(("guided_regex", "regex"), partial(Guide, "regex")),
@@ -284,16 +285,16 @@ class Body(Strict):
     stop: Annotated[Items[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    response_format: ResponseFormat | None = None
     guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: JsonObject | str | None = None  # of llama.cpp and SGLang, as the next
-    regex: Annotated[str | None, BeforeValidator(_unless_empty)] = None
-    ebnf: Annotated[str | None, BeforeValidator(_unless_empty)] = None
-    grammar: Annotated[str | None, BeforeValidator(_unless_empty)] = None
+    regex: GrammarText = None
+    ebnf: GrammarText = None
+    grammar: GrammarText = None
     ignore_eos: bool | None = None
     user: str = ""
     flowspec_tree: bool = False  # FlowSpec's own: a stream also has `tree` events, which show the guesses
@@ -316,24 +317,20 @@ class Body(Strict):
 
     def options(self, config: RunConfig) -> list[JsonObject]:
         """Return the options of each of `n` answers, with consecutive seeds."""
-        option_values: JsonObject = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        if self.logit_bias:
-            biases = [f"{token}:{value:.6f}" for token, value in self.logit_bias.items()]
-            option_values["logit_bias"] = ",".join(biases)
-        token_limit = self.token_limit
-        if token_limit is not None:
-            max_new_tokens = config.max_length if token_limit == UNLIMITED else max(1, token_limit)
-            option_values["max_new_tokens"] = max_new_tokens
-        option_values["ignore_eos"] = self.ignore_eos
-        option_values["stop"] = self.stop
+        option_values = {name: getattr(self, name) for name in (*SAMPLING_FIELDS, "ignore_eos", "stop")}
         options = {name: value for name, value in option_values.items() if value is not None}
         options.update(self.logprob_options)
 
+        if self.logit_bias:
+            options["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items())
+        token_limit = self.token_limit
+        if token_limit is not None:
+            options["max_new_tokens"] = config.max_length if token_limit == UNLIMITED else max(1, token_limit)
+
         # seeds
         is_sampled = options.get("temperature", config.temperature) > 0
-        if self.seed is not None:
-            first_seed = self.seed
-        else:
+        first_seed = self.seed
+        if first_seed is None:
             first_seed = secrets.randbits(32) if is_sampled else config.seed
         return [{**options, "seed": (first_seed + number) % NUM_SEEDS} for number in range(self.n)]
 

@@ -29,8 +29,7 @@ class Wording(NamedTuple):
         if answer_format:
             chat_body["response_format"] = {"type": answer_format.get("type")}
         if answer_format.get("type") == "json_schema":
-            json_schema = renamed(answer_format, {"name": "name", "schema": "schema"})
-            chat_body["response_format"]["json_schema"] = json_schema
+            chat_body["response_format"]["json_schema"] = answer_format
 
         tools = checked_items(body.get("tools") or [], "tools")
         chat_body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
