@@ -18,8 +18,8 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 from config.console import EXIT_STOPPED, say
 from config.failure import PeerLost
 from config.files import replace
-from config.keys import raw_values
-from config.presets import ROOT
+from config.keys import raw_values, with_defaults
+from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
 from config.values import Range
 from eval.command import START, SWEEP_POINT
@@ -31,6 +31,18 @@ MAX_TRIES = 3  # evaluations of a point whose worker is killed
 NOT_SENT = ["/.git", "/.venv", "/.mypy_cache", "/.ruff_cache", "/.pytest_cache", "/models", "/splits", "/results*",
             "/docs", "/tests", "/keys", "__pycache__"]
 LOG_NAME = "evaluation.log"
+
+
+def point_dir(folder: Path, point: str) -> Path:
+    """Return the results folder of a point."""
+    return folder / point.replace(" ", "_")
+
+
+def words_by_point(points: Mapping[str, Mapping[str, str]], argv: Sequence[str], folder: Path) -> dict[str, list[str]]:
+    """Return the arguments of each point's evaluation: typed keys in place of the point's, and its results folder."""
+    shared_words = [word for word in argv if not word.startswith("results=")]
+    return {point: with_defaults(shared_words, {**keys, "results": f"{point_dir(folder, point)}"}, TOY_PRESET)
+            for point, keys in points.items()}
 
 
 class PointOutcome(NamedTuple):

@@ -15,11 +15,11 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, Tex
 from config import files
 from config.console import EXIT_WRONG, command, say
 from config.dialect import as_keys
-from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
-from config.presets import ROOT, TOY_PRESET
+from config.keys import HELP, HELP_WORDS, check_name, raw_values
+from config.presets import ROOT
 from config.schema.untrusted import one_line
 from eval import metrics
-from eval.points import evaluate_point, evaluate_points, workers_of
+from eval.points import evaluate_point, evaluate_points, point_dir, words_by_point, workers_of
 from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import LABEL_WIDTH, in_columns, markdown, number, save
@@ -111,11 +111,6 @@ SWEEPS = {
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),
 }
-
-
-def point_dir(folder: Path, point: str) -> Path:
-    """Return the results folder of a point."""
-    return folder / point.replace(" ", "_")
 
 
 def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = None) -> Path:
@@ -220,14 +215,8 @@ def commands(name: str, sweep: Sweep,
         raise ValueError("results is empty: name a folder after results=")
 
     folder = Path(results_dir).expanduser().absolute()
-    shared_words = [word for word in argv if not word.startswith("results=")]
-
-    words_by_point = {}
-    for point, keys in sweep.points.items():
-        point_keys = {**sweep.base, **keys, "results": f"{point_dir(folder, point)}"}
-        words_by_point[point] = with_defaults(shared_words, point_keys, TOY_PRESET)
-
-    return folder, words_by_point
+    keys_by_point = {point: {**sweep.base, **keys} for point, keys in sweep.points.items()}
+    return folder, words_by_point(keys_by_point, argv, folder)
 
 
 @command
@@ -246,8 +235,8 @@ def main(words: Sequence[str]) -> int:
         return evaluate_point(argv)
 
     workers, argv = workers_of(argv)
-    folder, words_by_point = commands(sweep_name, sweep, argv)
-    exit_code = evaluate_points(sweep_name, words_by_point, workers)
+    folder, point_words = commands(sweep_name, sweep, argv)
+    exit_code = evaluate_points(sweep_name, point_words, workers)
 
     try:
         report_path = write(folder, sweep_name, sweep, sys.stdout)

@@ -22,12 +22,12 @@ from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
 from config import files
 from config.console import command
 from config.dialect import as_keys
-from config.keys import HELP_WORDS, check_name, raw_values, with_defaults
-from config.presets import ROOT, TOY_PRESET
+from config.keys import HELP_WORDS, check_name, raw_values
+from config.presets import ROOT
 from config.values import listed
 from eval.flowspec.published import PROFILES, PublishedCell, bandwidth_table, depth_table, known_reasons, main_table
 from eval.keys import SETS, Contender
-from eval.points import evaluate_points, workers_of
+from eval.points import evaluate_points, words_by_point, workers_of
 from eval.results_index import ResultsFolder, provenance, read
 from eval.summary import figures
 from eval.tables import markdown, number, save
@@ -194,9 +194,8 @@ def evaluations(points: KeysByPoint, argv: Sequence[str], results_folder: Path) 
         if name in raw_keys:
             raise ValueError(f"{name} is fixed by the paper's table: leave {name}={raw_keys[name]} out")
 
-    typed_words = [word for word in argv if not word.startswith("results=")]
-    return {point: with_defaults(typed_words, {**FIXED, **keys, "results": f"{results_folder / point}"}, TOY_PRESET)
-            for point, keys in points.items()}
+    keys_by_point = {point: {**FIXED, **keys} for point, keys in points.items()}
+    return words_by_point(keys_by_point, argv, results_folder)
 
 
 def show_page(lines: Iterable[str], path: Path) -> None:
