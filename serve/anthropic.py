@@ -65,7 +65,7 @@ def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
             tool_results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result_text})
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input", {}))
-            chat_message["tool_calls"].append(tool_call(block, arguments, block.get("id")))
+            chat_message["tool_calls"].append(tool_call(block.get("name"), arguments, block.get("id")))
         elif kind not in IGNORED_BLOCKS:
             chat_message["content"] += WORDING.text([block], block_field)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.text import TokenText
-from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_bytes
+from serve.answering import AnswerForm, ChoiceAnswer, event_bytes
 from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece, Token
+from serve.translation import tool_call
 
 
 class CompletionAnswer(AnswerForm):
@@ -78,9 +79,10 @@ class ChatAnswer(CompletionAnswer):
         return b"".join(self._chunk(answer, role_delta) for answer in self.choice_answers)
 
     def block_start(self, answer: ChoiceAnswer) -> bytes:
-        if not answer.last_block.tool_name:
+        block = answer.last_block
+        if not block.tool_name:
             return b""
-        return self._chunk(answer, _call_delta(answer, _tool_call(answer.last_block, "")))
+        return self._chunk(answer, _call_delta(answer, tool_call(block.tool_name, "", block.call_id)))
 
     def choice_end(self, answer: ChoiceAnswer) -> bytes:
         return self._chunk(answer, {"delta": {}})
@@ -89,7 +91,8 @@ class ChatAnswer(CompletionAnswer):
         message: JsonObject = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.call_blocks:
             message["content"] = answer.text or None
-            message["tool_calls"] = [_tool_call(block, block.text) for block in answer.call_blocks]
+            message["tool_calls"] = [
+                tool_call(block.tool_name, block.text, block.call_id) for block in answer.call_blocks]
         return {"message": message}
 
     def text_delta(self, answer: ChoiceAnswer, text: str) -> JsonObject:
@@ -103,11 +106,6 @@ class ChatAnswer(CompletionAnswer):
             likeliest = [_logprob_entry(other, logprob) for other, logprob in token.likeliest]
             content.append({**_logprob_entry(token.spelled, token.logprob), "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
-
-
-def _tool_call(block: ContentBlock, arguments: str) -> JsonObject:
-    function = {"name": block.tool_name, "arguments": arguments}
-    return {"id": block.call_id, "type": "function", "function": function}
 
 
 def _call_delta(answer: ChoiceAnswer, part: JsonObject) -> JsonObject:

@@ -4,10 +4,9 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-FILES = {
-    "/": FOLDER / "page" / "chat.html",
-    **{f"/page/{path.name}": path for path in sorted((FOLDER / "page").iterdir()) if path.suffix in (".css", ".js")},
-    **{f"/page/{path.name}": path for path in sorted((FOLDER / "vendor").glob("*/*.js"))}}
+PATTERNS = ("page/*.css", "page/*.js", "vendor/*/*.js")
+PAGE_SOURCES = [path for pattern in PATTERNS for path in sorted(FOLDER.glob(pattern))]
+FILES = {"/": FOLDER / "page" / "chat.html", **{f"/page/{path.name}": path for path in PAGE_SOURCES}}
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Scripts and styles are files of this server. Only the sanitizer may turn a string into markup.
 POLICY = "; ".join((

@@ -50,7 +50,7 @@ def _add_item(messages: list[JsonObject], item: JsonObject, field: str) -> None:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         tool_calls = messages[-1].setdefault("tool_calls", [])
-        tool_calls.append(tool_call(item, item.get("arguments", "{}"), item.get("call_id")))
+        tool_calls.append(tool_call(item.get("name"), item.get("arguments", "{}"), item.get("call_id")))
 
     elif kind == "function_call_output":
         content = WORDING.text(item.get("output") or "", f"{field}.output")

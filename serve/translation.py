@@ -83,6 +83,6 @@ def renamed(facts: JsonObject, new_names: Mapping[str, str]) -> JsonObject:
     return {new_name: facts[old_name] for old_name, new_name in new_names.items() if old_name in facts}
 
 
-def tool_call(function: JsonObject, arguments: Any, call_id: Any) -> JsonObject:
-    """Return a call of a named `function` in the format of a chat."""
-    return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": arguments}}
+def tool_call(name: Any, arguments: Any, call_id: Any) -> JsonObject:
+    """Return a call of a function in the format of a chat."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

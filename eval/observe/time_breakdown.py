@@ -124,12 +124,10 @@ def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
     flight, decoding_seconds = line["flight"], line["seconds"] - line["first"]
     span_seconds = {share: line["decoding"].get(span, 0.0) for share, span in SPANS.items()}
     other_seconds = decoding_seconds - sum(span_seconds.values())
-    flight_seconds = {name: flight[name] for name in ("stay", "aloft", "lost")}
     seconds = {**span_seconds, "decoding": decoding_seconds, "prefill": line["first"], "other": other_seconds,
-               **flight_seconds}
-    flight_counts = {name: flight[name] for name in ("rows", "misses")}
+               **{name: flight[name] for name in ("stay", "aloft", "lost")}}
     modelled_seconds = {name: value / scale for name, value in seconds.items()}
-    return {**modelled_seconds, **flight_counts}
+    return {**modelled_seconds, "rows": flight["rows"], "misses": flight["misses"]}
 
 
 def _requests(answers: Iterable[AnswerRecord]) -> Iterator[tuple[RequestId, int, float]]:

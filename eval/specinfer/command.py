@@ -39,14 +39,6 @@ def profile_lines(guid: int, answer: Answer, token_ids: Sequence[int], text: str
     return f"[Profile] {figures}\ntoken IDs: {ids}\n{text}\n"
 
 
-def print_answer(pipeline: Pipeline, prompt_ids: Sequence[int]) -> Answer:
-    """Answer a prompt, and print each piece once it is settled."""
-    generation = pipeline.stream(prompt_ids)
-    for piece in generation:
-        print(escaped(piece), end="", flush=True)
-    return generation.answer
-
-
 def answer_all(pipeline: Pipeline, run_config: SpecInferConfig) -> None:
     """On rank 0: answer the prompts in sequence, and append the lines of each answer as soon as it is complete.
 
@@ -65,11 +57,14 @@ def answer_all(pipeline: Pipeline, run_config: SpecInferConfig) -> None:
         print(f"Prompt[{prompt_number}]: {escaped(prompt)}\n", flush=True)
         try:
             prompt_ids = pipeline.prompt_ids(prompt, config.template)
-            answer = print_answer(pipeline, prompt_ids)
+            generation = pipeline.stream(prompt_ids)
+            for piece in generation:
+                print(escaped(piece), end="", flush=True)
         except ValueError as error:
             say(f"Prompt[{prompt_number}] is skipped: {one_line(str(error))}")
             continue
 
+        answer = generation.answer
         if run_config.lines:
             assert pipeline.text is not None, "a text was encoded"
             token_ids = [*prompt_ids, *answer.token_ids]

@@ -38,10 +38,10 @@ def _const(value: str) -> ArgumentOptions:
     return {"action": "store_const", "const": value}
 
 
-INT: ArgumentOptions = {"type": integer, "metavar": "N"}
-REAL: ArgumentOptions = {"type": number, "metavar": "X"}
-NAME: ArgumentOptions = {"metavar": "NAME"}
-FILE: ArgumentOptions = {"metavar": "FILE"}
+INT = {"type": integer, "metavar": "N"}
+REAL = {"type": number, "metavar": "X"}
+NAME = {"metavar": "NAME"}
+FILE = {"metavar": "FILE"}
 FLAGS = (
     Flag("llm-model llm-weight", "base_dir", "the model: a Hugging Face folder, or its name in models/", NAME),
     Flag("ssm-model ssm-weight", "ssm", "a small model; repeat it for several",
