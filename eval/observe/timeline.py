@@ -186,15 +186,15 @@ class RunHistory:
             peer_spans = [span for span in self.spans if span["rank"] == peer]
             received = [span for span in peer_spans if span["name"] == "recv" and span["kind"] != "Prune"]
             sent = (span for span in peer_spans if span["name"] == "send")
-            computed = [span for span in peer_spans if span["name"] == "forward" and span["nodes"]]
-            forward_spans = {self._segment_of(span): span for span in computed}
+            forward_spans = {self._segment_of(span): span for span in peer_spans
+                             if span["name"] == "forward" and span["nodes"]}
             segment_numbers = iter(range(len(self.segments)))
 
             for received_span, sent_span in zip(received, chain(sent, repeat(None))):
-                segment_number = None
-                if received_span["kind"] == "Segment":
-                    in_order = not self._has_replicas
-                    segment_number = next(segment_numbers, None) if in_order else self._segment_of(received_span)
+                if received_span["kind"] != "Segment":
+                    continue
+                in_order = not self._has_replicas
+                segment_number = next(segment_numbers, None) if in_order else self._segment_of(received_span)
                 if segment_number is None:
                     continue
 
@@ -249,14 +249,14 @@ class RunHistory:
 
         # events
         new_numbers = {**dict.fromkeys(SEGMENT_EVENTS, new_segments), "end": new_requests}
-        events = [event.copy() for event in self.events if begin <= event["at"] <= end]
-        for event in events:
-            event["what"] = new_numbers.get(event["kind"], {}).get(event["what"], event["what"])
+        events = [{**event, "what": new_numbers.get(event["kind"], {}).get(event["what"], event["what"])}
+                  for event in self.events if begin <= event["at"] <= end]
 
         # spans
         meanwhile = [span for span in self.spans if begin <= span["t1"] and span["t0"] <= end]
-        shown_spans = [span for span in meanwhile
-                       if span["name"] in (SHOWN_ON_ROOT if span["rank"] == self.root else SHOWN_ON_STAGES)]
+        bars = [{"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
+                for span in meanwhile
+                if span["name"] in (SHOWN_ON_ROOT if span["rank"] == self.root else SHOWN_ON_STAGES)]
 
         return {
             "ranks": self.ranks,
@@ -265,11 +265,7 @@ class RunHistory:
             "segments": [renumbered(self.segments[number]) for number in sent],
             "nodes": [renumbered(node) for node in self.nodes.values() if node["request"] in new_requests],
             "events": events,
-            "spans": [_bar(span) for span in shown_spans]}
-
-
-def _bar(span: HistoryEntry) -> HistoryEntry:
-    return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
+            "spans": bars}
 
 
 def _bounds(span: HistoryEntry) -> HistoryEntry:
