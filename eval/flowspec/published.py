@@ -6,6 +6,7 @@ depths of the first and of later trees. Names of methods and sets are those of t
 from __future__ import annotations
 
 import csv
+from itertools import islice
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -31,26 +32,27 @@ class PublishedCell(NamedTuple):
 
 def main_table() -> list[PublishedCell]:
     """Return the 192 cells of the main table."""
-    return [PublishedCell(row["model"], float(row["temperature"]), row["method"], row["set"],
-                          float(row["xi"]), float(row["sr"])) for row in _rows_of("published.csv")]
+    return [PublishedCell(model, float(temperature), method, data_set, float(xi), float(sr))
+            for model, temperature, method, data_set, xi, sr in _rows_of("published.csv")]
 
 
 def bandwidth_table() -> dict[tuple[str, str], float]:
     """Return xi by method and Mbit/s: LLaMA-2-Chat 7B, MT-bench, temperature 0."""
-    return {(row["method"], row["mbps"]): float(row["xi"]) for row in _rows_of("published_bandwidth.csv")}
+    return {(method, mbps): float(xi) for mbps, method, xi in _rows_of("published_bandwidth.csv")}
 
 
 def depth_table(model: str) -> dict[tuple[int, int], float]:
     """Return xi by `init_depth` and `expand_depth`: a 7B model, MT-bench, temperature 0."""
-    rows = (row for row in _rows_of("published_depths.csv") if row["model"] == model)
-    return {(int(row["init_depth"]), int(row["expand_depth"])): float(row["xi"]) for row in rows}
+    return {(int(init_depth), int(expand_depth)): float(xi)
+            for model_name, init_depth, expand_depth, xi in _rows_of("published_depths.csv") if model_name == model}
 
 
 def known_reasons() -> dict[tuple[str, str], str]:
     """Return, by size and method, why the figures here differ; each says whether it was measured or is supposed."""
-    return {(row["size"], row["method"]): row["reason"] for row in _rows_of("reasons.csv")}
+    return {(size, method): reason for size, method, reason in _rows_of("reasons.csv")}
 
 
-def _rows_of(file_name: str) -> Iterator[dict[str, str]]:
+def _rows_of(file_name: str) -> Iterator[list[str]]:
+    """Yield the cells of each row below the heading."""
     with open(HERE / file_name, encoding="utf-8", newline="") as csv_file:
-        yield from csv.DictReader(csv_file)
+        yield from islice(csv.reader(csv_file), 1, None)
