@@ -21,7 +21,7 @@ class Method:
     draft: str
     about: str
     tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown: at any time
-    look: tuple[str, str] = ("white", "")  # colour and hatch on maps
+    look: tuple[str, str] = ("white", "")  # colour and hatch in plots
     measured: bool = False  # whether it has many segments under way, with a size that is measured by default
     falls_back: bool = False  # whether it falls back to plain decoding where that is measured to be faster
 

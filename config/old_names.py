@@ -20,6 +20,7 @@ OLD_NAMES = {
                     ("wires", "type sudo bash scripts/netem.sh, or give wires= on an emulated cluster")),
     **dict.fromkeys(("master_addr", "master_port"), ("master", "write master=HOST:PORT")),
     **dict.fromkeys(("rows", "context"), ("repeats", "passes over several tokens are not timed: leave it out")),
+    "hop": ("ndim", "the maps compare no pipelines: leave it out"),
     "num_stage": ("stages", "write stages=NUMBER, without rank 0"),
     "temperatures": ("temperature", "write temperature=NUMBER; an evaluation takes temperatures"),
     "recover_seconds": ("recover", "write recover=SECONDS"),

@@ -4,13 +4,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from config.presets import ROOT
 from eval.dsi import cases
 from eval.dsi.formulas import (
     ACCOUNTINGS,
     dsi_rate,
     least_lookahead,
-    pipeline_rates,
     progress,
     servers_needed,
     si_rate,
@@ -50,14 +48,6 @@ def test_where_no_draft_or_every_draft_is_right_it_is_exact(accounting: str) -> 
     assert near == pytest.approx(0.1, rel=1e-10) and near > 0.1
 
 
-def test_the_documentation_has_the_speed_ups_of_the_pipelines() -> None:
-    page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
-    for hop in (0, 0.01, 0.05, 0.1):
-        rates = [*pipeline_rates(1.0, 0.1, 0.8, 2, 7, hop).values(), dsi_rate(1.0, 0.1, 0.8, 2),
-                 si_rate(1.0, 0.1, 0.8, 2)]
-        assert "| " + " | ".join([str(hop), *(f"{1 / rate:.2f}" for rate in rates)]) + " |" in page
-
-
 def test_dsi_is_never_slower_than_si_or_plain_decoding_at_the_same_lookahead() -> None:
     c = np.arange(1, 21)[:, None, None] / 20
     a = np.arange(21)[:, None] / 20
@@ -92,27 +82,3 @@ def test_the_examples_of_the_paper() -> None:
     assert [round(float(one), 6) for one in perfect] == [7.333333, 17.5, 4.166667, 34]
     assert progress(0.5, 3) == 1.75
     assert progress(1.0, 3) == 3 and progress(0.0, 3) == 1
-
-
-def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
-    long = 1 + 3 * 0.05
-    rates = pipeline_rates(1.0, 0.1, 0.8, 3, 4, 0.05)
-    wanted = {"continuous": dsi_rate(long, 0.1, 0.8, 3, has_bare=False),
-              "pipedec": dsi_rate(long, 0.25, 0.8, 1, has_bare=False)}
-    assert rates["ar"] == long
-    assert {name: rates[name] for name in wanted} == pytest.approx(wanted, rel=1e-12)
-    slow = pipeline_rates(1.0, 0.05, 0.8, 3, 4, 0.05)["continuous"]
-    assert slow == pytest.approx(dsi_rate(long, 0.25 / 3, 0.8, 3, has_bare=False),
-                                 rel=1e-12), "a stage takes T / 4"
-
-
-def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
-    """8 drafts for 4 stages: tip and 1, 2, 2, 2, 1. All rows of share j wait for j times T / P."""
-    rates = pipeline_rates(1.0, 0.1, 0.8, 8, 4, 0.05)
-    accepted = 0.8 ** np.arange(9)
-    assert rates["naive"] == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
-    chance = np.append(accepted[:8] * 0.2, accepted[8])
-    waited = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]) * 0.25
-    assert rates["pruned"] == pytest.approx((0.8 + 1.15 + (chance * waited).sum()) / accepted.sum())
-    three = pipeline_rates(1.0, 0.1, 0.8, 3, 4, 0.05)["naive"]  # four shares of one row
-    assert three == pytest.approx((0.3 + 1.15 + 3 * 0.25) / accepted[:4].sum())

@@ -85,6 +85,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "heatmap grid=big": "grid=big is unknown: choose one of ndim, paper",
     "heatmap grid=paper ndim=2": "ndim is ignored with grid=paper: omit one of them",
     "heatmap output=": "output= is empty: name a folder",
+    "heatmap hop=0.1": "the maps compare no pipelines: leave it out",
     "latency max_new_tokens=1": "leaves no token after the first to time: give 2 or more",
     "latency do_sample=true temperature=0": "temperature=0 draws nothing",
     "latency rows=1,4": "passes over several tokens are not timed: leave it out",

@@ -4,7 +4,7 @@ Usage: python3 -m scripts.simulate COMMAND [key=value ...]
 
 cases FILE  recompute the reference cases of a file, from the paper's offline simulator and analysis, and count those
             that agree
-heatmap     draw maps of the speed-ups of SI, DSI and pipelines, and write a table
+heatmap     draw maps of the speed-ups of SI and DSI, and write a table
 offline     compute the cost of a text by plain decoding, SI and DSI, by counting forwards: exactly, and over sampled
             texts
 paper       recompute Table 2 of the paper by three accountings; table=1, table=3: those tables

@@ -1,4 +1,4 @@
-"""Cost per token in the long run: closed forms for plain, speculative and distributed decoding, and for pipelines.
+"""Cost per token in the long run: closed forms for speculative and distributed decoding.
 
 Symbols of the paper on DSI (arXiv 2405.14105): `target` and `drafter` are the times of a forward of the target and of
 the drafter, in one unit, which is also the unit of every result. `acceptance` is the probability that a draft is
@@ -82,48 +82,6 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     with np.errstate(divide="ignore"):  # the logarithm of 0
         log_acceptance = np.log1p(doubles(acceptance) - 1)
     return np.abs(np.expm1(lookahead * log_acceptance))  # never -0.0, as its inverse would be minus infinity
-
-
-# --- pipelines --------------------------------------------------------------------------------------------------------
-
-def pipeline_rates(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: int,
-                   hop: float) -> dict[str, Array]:
-    """Return the cost per token by methods of decoding over a pipeline, by their names.
-
-    The target is split into P `stages` of T/P each, regardless of their rows, with a `hop` from each to the next. So
-    the answer to a segment arrives after T + (P - 1) hop in an empty pipeline. Drafting is one chain of tokens on a
-    separate device. Pruned rows take no more time.
-
-    ar: plain decoding.
-    naive: tip and k drafts follow in equal shares, verified when all have returned. A round takes k d, the latency, and
-    T/P for each share after the first. It settles as many tokens as one of SI.
-    pruned: the same shares, each verified as it returns. A round ends with the share that holds its last answer. The
-    row of the n-th draft gives the token after n accepted ones. So share j (from 0) is needed if j times the rows of a
-    share were accepted: a geometric sum.
-    pipedec: every step sends one more draft and takes max(d, T/P). A run of n accepted drafts costs n steps and the
-    latency; the lookahead is ignored.
-    continuous: the tip leaves at once, and each k drafts once the first stage is free. This is DSI by events with a
-    pipeline in place of its servers: T becomes the latency, and windows follow each other after max(k d, T/P). It
-    assumes that the pipeline holds as many windows as that needs, and that the tip leaves alone. There is no bare chain
-    in parallel.
-    """
-    latency, stage_time = doubles(target) + (stages - 1) * hop, target / stages
-    draft_time, settled_per_round = lookahead * drafter, progress(acceptance, lookahead + 1)
-    rejection_time = (1 - acceptance) * latency
-
-    # k drafts are divided among P stages
-    rows_per_share = _ceil(doubles(lookahead) / stages)
-    num_shares = _ceil((doubles(lookahead) + 1) / rows_per_share)
-    num_needed_shares = progress(doubles(acceptance) ** rows_per_share, num_shares)
-
-    window_time = np.maximum(draft_time, stage_time)
-    num_windows = acceptance / progress(acceptance, lookahead)
-    return {
-        "ar": latency,
-        "naive": (draft_time + latency + (num_shares - 1) * stage_time) / settled_per_round,
-        "pruned": (draft_time + latency + (num_needed_shares - 1) * stage_time) / settled_per_round,
-        "pipedec": rejection_time + acceptance * np.maximum(drafter, stage_time),
-        "continuous": rejection_time + num_windows * window_time}
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

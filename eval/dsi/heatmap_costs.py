@@ -6,7 +6,7 @@ costs are those of the long run.
 from __future__ import annotations
 
 import json
-from typing import Dict, Iterator, NamedTuple, Sequence
+from typing import Dict, Iterator, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from eval.dsi.keys import Heatmap
 COLUMNS = ("c", "a", "algorithm", "k", "cost")
 DIGITS = 12  # decimals of a cost: of lookaheads with equal rounded costs the smallest is the best
 LOWEST_RATE = 0.01  # bound of a grid by ndim: least drafter, least acceptance rate, and 1 minus the largest rate
-ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
-ONE_COPY = tuple(name for name in ALGORITHMS if name != "DSI")  # methods that hold the target's weights once
 
 
 class Best(NamedTuple):
@@ -32,16 +30,13 @@ class Best(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A map of the speed-up of one method over the best of others.
-
-    Bands are `band_width` wide, from 1 up to `max_band`; without a width they follow the values.
-    """
+    """A map of the speed-up of one method over the best of others, in `num_bands` bands from 1 up to `max_band`."""
 
     name: str
     method: str
     other_methods: tuple[str, ...]
-    band_width: float = 0
-    max_band: float = 0
+    max_band: float
+    num_bands: int
 
     @property
     def compared(self) -> str:
@@ -49,11 +44,10 @@ class Map(NamedTuple):
         return f"min({', '.join(self.other_methods)})" if len(self.other_methods) > 1 else self.other_methods[0]
 
 
-MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 1, 10),
-        Map("dsi_over_si", "DSI", ("SI",), 0.2, 2),
-        Map("dsi_over_nonsi", "DSI", ("non-SI",), 0.2, 3),
-        Map("dsi_over_best", "DSI", ("SI", "non-SI"), 0.1, 1.6),
-        Map("continuous_over_dsi", "continuous", ("DSI",)))
+MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 10, 9),
+        Map("dsi_over_si", "DSI", ("SI",), 2, 5),
+        Map("dsi_over_nonsi", "DSI", ("non-SI",), 3, 10),
+        Map("dsi_over_best", "DSI", ("SI", "non-SI"), 1.6, 6))
 Bests = Dict[str, Best]
 
 
@@ -79,23 +73,16 @@ def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
 
 
 def best(config: Heatmap) -> Bests:
-    """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all.
-
-    A pipeline has as many stages as DSI has target servers.
-    """
+    """Return every method at its best lookahead, for DSI among the `legal` ones, for SI among all."""
     drafters, acceptances, lookaheads = grid(config)
     c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
 
     dsi_rate = formulas.dsi_rate(1.0, c, a, k, config.accounting)
-    rates = {
-        "SI": formulas.si_rate(1.0, c, a, k),
-        "DSI": np.where(legal(config, c, k), dsi_rate, np.inf),
-        **formulas.pipeline_rates(1.0, c, a, k, config.num_target_servers, config.hop)}
-
+    rates = {"SI": formulas.si_rate(1.0, c, a, k), "DSI": np.where(legal(config, c, k), dsi_rate, np.inf)}
     plain_cost = np.ones(dsi_rate.shape[:2])
     bests = {"non-SI": Best(plain_cost, np.zeros_like(plain_cost, dtype=int))}
-    for method in ALGORITHMS[1:]:
-        rounded_cost = np.broadcast_to(rates[method], dsi_rate.shape).round(DIGITS)
+    for method, rate in rates.items():
+        rounded_cost = rate.round(DIGITS)
         min_cost, best_lookahead = rounded_cost.min(-1), k[rounded_cost.argmin(-1)]
 
         is_impossible = np.isinf(min_cost)
@@ -109,13 +96,6 @@ def speed_up(speed_map: Map, bests: Bests) -> Array:
     other_cost = np.min([bests[method].cost for method in speed_map.other_methods], 0)
     speed_ratio = other_cost / bests[speed_map.method].cost
     return np.round(speed_ratio, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
-
-
-def fastest(bests: Bests, methods: Sequence[str]) -> Array:
-    """Return the index of the fastest of these methods in each cell, `[C, A]`; in a tie the first."""
-    costs = np.array([bests[method].cost for method in methods])
-    is_fastest = costs <= np.nanmin(costs, 0) * (1 + 10.0**(2 - DIGITS))
-    return is_fastest.argmax(0)
 
 
 def summary(config: Heatmap, bests: Bests) -> Iterator[str]:

@@ -101,10 +101,10 @@ class Online(Simulation):
 
 @dataclass(frozen=True)
 class Heatmap(Checked):
-    """Draw heat maps of the speed-ups of SI, DSI and pipelines, by drafter latency and acceptance rate.
+    """Draw heat maps of the speed-ups of SI and DSI, by drafter latency and acceptance rate.
 
     Every cell has the cost per token in the long run, by formulas, of each method at its best lookahead: for DSI the
-    best of those that its target servers allow, for the others the best of all.
+    best of those that its target servers allow, for SI the best of all.
     """
 
     EXAMPLES = f"""\
@@ -119,9 +119,7 @@ class Heatmap(Checked):
         Range(2, 50))
     lookahead: int = key(0, "the only lookahead, as 5 in Figure 7 of the paper; 0: the best of each method",
         Range(1, 200, {0: "the best"}))
-    num_target_servers: int = key(7,
-        "target servers of DSI, and stages of the pipelines, so that all use as many devices", Range(1, 1000))
-    hop: float = key(0.02, "time from one stage of a pipeline to the next, in target forwards", Range(0, 1000))
+    num_target_servers: int = key(7, "target servers of DSI", Range(1, 1000))
     accounting: str = key("corrected", "of a run of DSI: corrected, or original (as in the published simulator)",
         Choices(ACCOUNTINGS))
 
