@@ -12,7 +12,7 @@ import pytest
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap_costs import COLUMNS, MAPS, Bests, best, grid, legal, speed_up, summary, table
+from eval.dsi.heatmap import COLUMNS, MAPS, Bests, best, grid, legal, speed_up, summary, table
 from eval.dsi.keys import Heatmap
 
 SMALL = Heatmap(ndim=3)
@@ -153,7 +153,7 @@ def test_the_command_computes_and_draws(tmp_path, capsys) -> None:
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("eval.dsi.heatmap_costs.best", None)
+    monkeypatch.setattr("eval.dsi.heatmap.best", None)
     (tmp_path / "maps").write_text("mine")
     assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
