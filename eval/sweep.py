@@ -2,7 +2,7 @@
 
 Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...]. Every key of run_eval.sh may be given, except those that
 the sweep varies; results=DIR holds a folder for each point (default: results/sweeps/NAME), and the same command
-continues an interrupted sweep. workers=N evaluates N points at once, workers=ray all points on a Ray cluster.
+continues an interrupted sweep. workers=N evaluates N points at once.
 """
 from __future__ import annotations
 
