@@ -9,47 +9,71 @@ from toy.corpus.tasks.grammar import Writer, capital
 Talk = tuple[str, str, dict[str, object]]
 
 ADVICE = {
-    "sleep better": ("go to bed at the same {time|hour} {each|every} night", "keep {the|your} {bedroom|room} "
-        "{dark|cool|quiet}", "put away {the phone|"
-                     "all screens} {early|before bed}", "{drink no|avoid} coffee {in the evening|after lunch}",
-                     "{read|listen to} something calm"),
-    "save money": ("write down {what|everything} you spend", "cook at home{ more often|}", "compare prices{ before you "
-        "buy|}", "{set|put} a little aside "
-                   "{every|each} month", "sell {things|what} you do not {need|use}", "wait a {day|week} before "
-                       "{big|large} purchases"),
-    "learn a language": ("{practise|speak} a little {every|each} day", "learn {ten|five|a few} new words {daily|each "
-        "morning}", "{find|look for} a "
-                         "{partner|friend} to talk to", "watch films {in that language|with subtitles}", "do not be "
-                             "afraid of {mistakes|errors}"),
-    "stay healthy": ("{eat|choose} more {vegetables|fruit|fibre}", "{walk|move} {for |}{half an hour|twenty minutes} "
-        "{a|every} day", "drink enough water",
-                     "{sleep|rest} {well|for eight hours}", "see your {doctor|dentist} {once a year|regularly}",
-                     "{laugh|meet friends} {often|a lot}"),
-    "prepare for an exam": ("{make|draw up} a {plan|timetable} {early|first}", "{explain|teach} the {matter|material} "
-        "to {someone else|a friend}", "take "
-                            "{short|regular} breaks", "{solve|try} old {papers|exams}", "{sleep|rest} well {the night "
-                                "before|before the day}"),
-    "make new friends": ("join a {club|choir|team|course}", "{ask|listen} with {real |}interest", "{invite|greet} your "
-        "neighbours", "{remember|learn} "
-                         "people's names", "be {patient|yourself|open}", "{help|offer help} where {you can|it is "
-                             "needed}"),
-    "grow tomatoes": ("{choose|find} a {sunny|warm} {place|corner}", "water them {early|in the morning|at the "
-        "roots}", "{tie|fix} the plants to a "
-                      "{stick|pole}", "{remove|pinch out} the side shoots", "feed them {every two weeks|with compost}"),
-    "speak in public": ("{practise|rehearse} {aloud|in front of a mirror}", "{breathe|stand} calmly", "look at {the "
-        "people|friendly faces}", "{use|keep} "
-                        "{short|simple} sentences", "{begin|start} with a {story|question}", "{make|allow} pauses"),
-    "keep a tidy home": ("{give|find} everything {a|its own} place", "{clean|clear} one {room|shelf} {a day|at a "
-        "time}", "{throw|give} away what is "
-                         "{broken|useless}", "{wash|do} the dishes {at once|after meals}", "{fold|sort} "
-                             "{clothes|laundry} {on Sundays|right away}"),
-}
-WHY = ("{this|that|it} {really |}{helps|works|matters|pays off} {because|since} {the body|your mind|the habit} "
-       "{needs|wants|likes} {time|order|rest|"
-       "routine}", "{many|most} people {forget|overlook|underestimate} {this|that}", "{even|just} a {little|few "
-           "minutes} {helps|makes a difference}",
-       "you will {soon |quickly |}{see|feel|notice} {the difference|results}", "{it is easier|that is simpler} than "
-           "{you think|it sounds}")
+    "sleep better": (
+        "go to bed at the same {time|hour} {each|every} night",
+        "keep {the|your} {bedroom|room} {dark|cool|quiet}",
+        "put away {the phone|all screens} {early|before bed}",
+        "{drink no|avoid} coffee {in the evening|after lunch}",
+        "{read|listen to} something calm"),
+    "save money": (
+        "write down {what|everything} you spend",
+        "cook at home{ more often|}",
+        "compare prices{ before you buy|}",
+        "{set|put} a little aside {every|each} month",
+        "sell {things|what} you do not {need|use}",
+        "wait a {day|week} before {big|large} purchases"),
+    "learn a language": (
+        "{practise|speak} a little {every|each} day",
+        "learn {ten|five|a few} new words {daily|each morning}",
+        "{find|look for} a {partner|friend} to talk to",
+        "watch films {in that language|with subtitles}",
+        "do not be afraid of {mistakes|errors}"),
+    "stay healthy": (
+        "{eat|choose} more {vegetables|fruit|fibre}",
+        "{walk|move} {for |}{half an hour|twenty minutes} {a|every} day",
+        "drink enough water",
+        "{sleep|rest} {well|for eight hours}",
+        "see your {doctor|dentist} {once a year|regularly}",
+        "{laugh|meet friends} {often|a lot}"),
+    "prepare for an exam": (
+        "{make|draw up} a {plan|timetable} {early|first}",
+        "{explain|teach} the {matter|material} to {someone else|a friend}",
+        "take {short|regular} breaks",
+        "{solve|try} old {papers|exams}",
+        "{sleep|rest} well {the night before|before the day}"),
+    "make new friends": (
+        "join a {club|choir|team|course}",
+        "{ask|listen} with {real |}interest",
+        "{invite|greet} your neighbours",
+        "{remember|learn} people's names",
+        "be {patient|yourself|open}",
+        "{help|offer help} where {you can|it is needed}"),
+    "grow tomatoes": (
+        "{choose|find} a {sunny|warm} {place|corner}",
+        "water them {early|in the morning|at the roots}",
+        "{tie|fix} the plants to a {stick|pole}",
+        "{remove|pinch out} the side shoots",
+        "feed them {every two weeks|with compost}"),
+    "speak in public": (
+        "{practise|rehearse} {aloud|in front of a mirror}",
+        "{breathe|stand} calmly",
+        "look at {the people|friendly faces}",
+        "{use|keep} {short|simple} sentences",
+        "{begin|start} with a {story|question}",
+        "{make|allow} pauses"),
+    "keep a tidy home": (
+        "{give|find} everything {a|its own} place",
+        "{clean|clear} one {room|shelf} {a day|at a time}",
+        "{throw|give} away what is {broken|useless}",
+        "{wash|do} the dishes {at once|after meals}",
+        "{fold|sort} {clothes|laundry} {on Sundays|right away}")}
+WHY = (
+    "{this|that|it} {really |}{helps|works|matters|pays off} {because|since} {the body|your mind|the habit} "
+    "{needs|wants|likes} {time|order|rest|routine}",
+    "{many|most} people {forget|overlook|underestimate} {this|that}",
+    "{even|just} a {little|few minutes} {helps|makes a difference}",
+    "you will {soon |quickly |}{see|feel|notice} {the difference|results}",
+    "{it is easier|that is simpler} than {you think|it sounds}")
 
 
 def advice(w: Writer) -> Talk:

@@ -8,28 +8,35 @@ from toy.corpus.tasks.grammar import Writer
 
 # condition in words, in code, name
 FILTERS = (
-    ("even", "{x} % 2 == 0", "even"), ("odd", "{x} % 2 == 1", "odd"), ("greater than {k}", "{x} > {k}", "large"),
-    ("smaller than {k}", "{x} < {k}", "small"), ("divisible by {k}", "{x} % {k} == 0", "divisible"),
-    ("not equal to {k}", "{x} != {k}", "other"), ("positive", "{x} > 0", "positive"), ("negative", "{x} < 0",
-                                                                                       "negative"),
-    ("at least {k}", "{x} >= {k}", "high"), ("between 0 and {k}", "0 <= {x} <= {k}", "middle"),
-)
+    ("even", "{x} % 2 == 0", "even"),
+    ("odd", "{x} % 2 == 1", "odd"),
+    ("greater than {k}", "{x} > {k}", "large"),
+    ("smaller than {k}", "{x} < {k}", "small"),
+    ("divisible by {k}", "{x} % {k} == 0", "divisible"),
+    ("not equal to {k}", "{x} != {k}", "other"),
+    ("positive", "{x} > 0", "positive"),
+    ("negative", "{x} < 0", "negative"),
+    ("at least {k}", "{x} >= {k}", "high"),
+    ("between 0 and {k}", "0 <= {x} <= {k}", "middle"))
 # values to take, in words, in code, name
 MAPS = (
-    ("squares", "{x} ** 2", "squares"), ("doubles", "2 * {x}", "doubles"), ("absolute values", "abs({x})", "sizes"),
-    ("values", "{x}", "values"), ("values plus {m}", "{x} + {m}", "shifted"), ("values times {m}", "{x} * {m}",
-                                                                               "scaled"),
-    ("cubes", "{x} ** 3", "cubes"), ("values", "{x}", "numbers"), ("remainders modulo {m}", "{x} % {m}", "remainders"),
-)
+    ("squares", "{x} ** 2", "squares"),
+    ("doubles", "2 * {x}", "doubles"),
+    ("absolute values", "abs({x})", "sizes"),
+    ("values", "{x}", "values"),
+    ("values plus {m}", "{x} + {m}", "shifted"),
+    ("values times {m}", "{x} * {m}", "scaled"),
+    ("cubes", "{x} ** 3", "cubes"),
+    ("values", "{x}", "numbers"),
+    ("remainders modulo {m}", "{x} % {m}", "remainders"))
 # result in words, as a call, start, update, type, name
 REDUCES = (
-    ("sum", "sum({g})", "0", "{t} += {e}", "int", "sum"), ("list", "[{g}]", "[]", "{t}.append({e})", "list[int]",
-                                                           "list"),
+    ("sum", "sum({g})", "0", "{t} += {e}", "int", "sum"),
+    ("list", "[{g}]", "[]", "{t}.append({e})", "list[int]", "list"),
     ("largest", "max([{g}], default=0)", "0", "{t} = max({t}, {e})", "int", "max"),
-    ("number", "len([{g}])", "0", "{t} += 1", "int", "count"), ("product", "math.prod({g})", "1", "{t} *= {e}", "int",
-                                                                "product"),
-    ("set", "set({g})", "set()", "{t}.add({e})", "set[int]", "set"),
-)
+    ("number", "len([{g}])", "0", "{t} += 1", "int", "count"),
+    ("product", "math.prod({g})", "1", "{t} *= {e}", "int", "product"),
+    ("set", "set({g})", "set()", "{t}.add({e})", "set[int]", "set"))
 TEXTS = (
     ("the number of vowels in {a}", "count_vowels", "int", "sum(1 for c in {a} if c in 'aeiou')"),
     ("{a} with its words in reverse order", "reverse_words", "str", "' '.join(reversed({a}.split()))"),
@@ -42,13 +49,23 @@ TEXTS = (
     ("the first {k} characters of {a}", "head", "str", "{a}[:{k}]"),
     ("the last {k} characters of {a}", "tail", "str", "{a}[-{k}:]"),
     ("{a} repeated {k} times", "repeat", "str", "{a} * {k}"),
-    ("the words of {a} that have more than {k} letters", "long_words", "list[str]", "[w for w in {a}.split() if len(w) "
-        "> {k}]"),
+    (
+        "the words of {a} that have more than {k} letters",
+        "long_words",
+        "list[str]",
+        "[w for w in {a}.split() if len(w) > {k}]"),
     ("the first letters of the words of {a}", "initials", "str", "''.join(w[0] for w in {a}.split())"),
-    ("a dict from each letter of {a} to its count", "letter_counts", "dict[str, int]", "dict(Counter({a}))"),
-    ("{a} with every word capitalised", "title_words", "str", "' '.join(w.capitalize() for w in {a}.split())"),
-    ("the length of each word of {a}", "word_lengths", "list[int]", "[len(w) for w in {a}.split()]"),
-)
+    (
+        "a dict from each letter of {a} to its count",
+        "letter_counts",
+        "dict[str, int]",
+        "dict(Counter({a}))"),
+    (
+        "{a} with every word capitalised",
+        "title_words",
+        "str",
+        "' '.join(w.capitalize() for w in {a}.split())"),
+    ("the length of each word of {a}", "word_lengths", "list[int]", "[len(w) for w in {a}.split()]"))
 SUBJECTS = ("Account", "Counter", "Stack", "Playlist", "Basket", "Garden", "Library", "Robot", "Player", "Queue",
             "Timer", "Shelf")
 FIELDS = ("balance", "count", "total", "points", "level", "amount", "score", "size", "speed", "energy", "price",
@@ -58,17 +75,14 @@ WORDS = "sun tree river stone apple green cloud lamp paper house music light bre
 LIST_NAMES = ("numbers", "values", "items", "data", "nums", "xs", "scores", "readings", "prices", "entries")
 TEXT_NAMES = ("text", "s", "line", "sentence", "string", "phrase", "message", "title")
 ASK = (
-    "{Complete {this|the following} {function|Python function}:|Write the body of this function.|Please "
-    "{finish|implement|complete} "
-    "the function below.|Fill in {the|this} function|Implement this{ in Python|}:|Can you {complete|write} this "
-    "function?|Finish the "
-    "code{ below|}.|Here is the start of a function. {Complete|Finish} it.}"
-)
+    "{Complete {this|the following} {function|Python function}:|Write the body of this function.|"
+    "Please {finish|implement|complete} the function below.|Fill in {the|this} function|Implement this{ in Python|}:|"
+    "Can you {complete|write} this function?|Finish the code{ below|}.|Here is the start of a function. "
+    "{Complete|Finish} it.}")
 OPEN = (
-    "{|||Here is {the|a} {function|complete function|solution|possible version}:\n\n|{Sure|Of "
-    "course|Certainly|Gladly}{!|.}{ Here it is:|"
-    "}\n\n|This {works|does it|should work}:\n\n|You can write it {like this|this way|as follows}:\n\n}"
-)
+    "{|||Here is {the|a} {function|complete function|solution|possible version}:\n\n"
+    "|{Sure|Of course|Certainly|Gladly}{!|.}{ Here it is:|}\n\n|This {works|does it|should work}:\n\n"
+    "|You can write it {like this|this way|as follows}:\n\n}")
 
 
 def _call(source: str, name: str, argument: object) -> str:

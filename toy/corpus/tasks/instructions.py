@@ -51,16 +51,21 @@ def _reverse(w: Writer) -> tuple[str, str]:
 
 
 REWRITE = {
-    "more polite": (("give me", "{could you please {give|hand|pass} me|would you {mind giving|be so kind as to give} "
-                                "me|may I {please |}have|I would be grateful for}"),
-                    ("I want", "{I would like|I should like|would it be possible to get|I would be happy about}"),
-                    ("bring", "{please bring|could you bring|would you {kindly |}bring|I would appreciate it if you "
-                              "brought}")),
-    "more formal": (("I love", "{I very much appreciate|I hold in high regard|I am most fond of|I greatly enjoy}"),
-                    ("we got", "{we have received|we obtained|we were given|it was our privilege to receive}"),
-                    ("they broke", "{they have damaged|they unfortunately destroyed|they have rendered "
-                                   "useless|regrettably, they damaged}")),
-}
+    "more polite": (
+        (
+            "give me",
+            "{could you please {give|hand|pass} me|would you {mind giving|be so kind as to give} me|"
+            "may I {please |}have|I would be grateful for}"),
+        ("I want", "{I would like|I should like|would it be possible to get|I would be happy about}"),
+        (
+            "bring",
+            "{please bring|could you bring|would you {kindly |}bring|I would appreciate it if you brought}")),
+    "more formal": (
+        ("I love", "{I very much appreciate|I hold in high regard|I am most fond of|I greatly enjoy}"),
+        ("we got", "{we have received|we obtained|we were given|it was our privilege to receive}"),
+        (
+            "they broke",
+            "{they have damaged|they unfortunately destroyed|they have rendered useless|regrettably, they damaged}"))}
 
 
 def _rewrite(w: Writer) -> tuple[str, str]:
@@ -122,25 +127,48 @@ def _sentences(w: Writer) -> tuple[str, str]:
 
 
 HOWTO = {
-    "make tea": ("{boil|heat} {fresh |}water", "{put|place} the {tea|leaves|bag} {in|into} a {cup|pot}", "{pour|add} "
-        "the {hot |}water", "wait {three|four|five} minutes",
-                 "{remove|take out} the {bag|leaves}", "{add|stir in} {milk|sugar|lemon|honey}"),
-    "plant a tree": ("{choose|find} a {good|sunny|open} {place|spot}", "dig a {deep|wide} hole", "{set|put} the {young "
-        "|}tree in", "fill in the {earth|soil}", "{press|tread} it "
-                     "{down|firm}", "water it {well|generously|every day}"),
-    "wash a car": ("{rinse|spray} {off |}the {dust|dirt}", "mix {soap|shampoo} and water", "{wash|start with} the "
-        "{roof|top}", "{clean|scrub} the wheels", "{rinse|wash} "
-                   "everything {again|off}", "dry it with a {soft |}{cloth|towel}"),
-    "bake bread": ("mix flour, {yeast|salt} and water", "knead the dough{ for ten minutes|}", "let it {rest|rise}{ for "
-        "an hour|}", "{form|shape} a loaf", "{bake|put} it in a "
-                   "{hot |}oven", "let it cool{ down|}"),
-    "pack a suitcase": ("{make|write} a list", "{fold|roll} {the|your} clothes", "{put|lay} heavy things "
-        "{below|first}", "{fill|use} the {gaps|shoes} with socks", "{keep|leave} "
-                        "{papers|money} {at hand|on top}", "{weigh|close} it"),
-    "write a letter": ("{find|choose} {good |}paper", "{begin|start} with {the date|a greeting}", "{say|explain} {why "
-        "you write|your news}", "{ask|add} a {question|wish}", "sign "
-                       "{it|your name}", "{put|glue} a stamp on{ the envelope|}"),
-}
+    "make tea": (
+        "{boil|heat} {fresh |}water",
+        "{put|place} the {tea|leaves|bag} {in|into} a {cup|pot}",
+        "{pour|add} the {hot |}water",
+        "wait {three|four|five} minutes",
+        "{remove|take out} the {bag|leaves}",
+        "{add|stir in} {milk|sugar|lemon|honey}"),
+    "plant a tree": (
+        "{choose|find} a {good|sunny|open} {place|spot}",
+        "dig a {deep|wide} hole",
+        "{set|put} the {young |}tree in",
+        "fill in the {earth|soil}",
+        "{press|tread} it {down|firm}",
+        "water it {well|generously|every day}"),
+    "wash a car": (
+        "{rinse|spray} {off |}the {dust|dirt}",
+        "mix {soap|shampoo} and water",
+        "{wash|start with} the {roof|top}",
+        "{clean|scrub} the wheels",
+        "{rinse|wash} everything {again|off}",
+        "dry it with a {soft |}{cloth|towel}"),
+    "bake bread": (
+        "mix flour, {yeast|salt} and water",
+        "knead the dough{ for ten minutes|}",
+        "let it {rest|rise}{ for an hour|}",
+        "{form|shape} a loaf",
+        "{bake|put} it in a {hot |}oven",
+        "let it cool{ down|}"),
+    "pack a suitcase": (
+        "{make|write} a list",
+        "{fold|roll} {the|your} clothes",
+        "{put|lay} heavy things {below|first}",
+        "{fill|use} the {gaps|shoes} with socks",
+        "{keep|leave} {papers|money} {at hand|on top}",
+        "{weigh|close} it"),
+    "write a letter": (
+        "{find|choose} {good |}paper",
+        "{begin|start} with {the date|a greeting}",
+        "{say|explain} {why you write|your news}",
+        "{ask|add} a {question|wish}",
+        "sign {it|your name}",
+        "{put|glue} a stamp on{ the envelope|}")}
 
 
 def _howto(w: Writer) -> tuple[str, str]:
@@ -173,8 +201,20 @@ def _sortkinds(w: Writer) -> tuple[str, str]:
                         x=listing(first), y=listing(second))
 
 
-KINDS = (_list, _list, _sort, _reverse, _rewrite, _rewrite, _opposite, _count, _sentences, _sentences, _howto, _howto,
-         _sortkinds)
+KINDS = (
+    _list,
+    _list,
+    _sort,
+    _reverse,
+    _rewrite,
+    _rewrite,
+    _opposite,
+    _count,
+    _sentences,
+    _sentences,
+    _howto,
+    _howto,
+    _sortkinds)
 
 
 def instructions(w: Writer) -> tuple[list[str], list[str]]:
