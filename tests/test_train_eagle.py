@@ -513,7 +513,7 @@ def test_each_row_is_drawn_once_an_epoch():
 def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
     talks = [["Name a colour."], ["Red."]], [["Say a word."], ["Fox."]]
     (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
-    bundled = corpus.bundled(tmp_path)
+    bundled = corpus.bundled_questions(tmp_path)
     corpus.write_questions(tmp_path / "data", tmp_path)
     written = [(tmp_path / "data" / f"{task}.jsonl").read_text().splitlines() for task in corpus.TASKS]
     assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 
 from fastchat.conversation import get_conv_template
@@ -12,58 +13,61 @@ from fastchat.conversation import get_conv_template
 from launch.progress import ProgressBar
 from toy.corpus.tasks.code import code
 from toy.corpus.tasks.conversation import conversation
-from toy.corpus.tasks.grammar import Writer
+from toy.corpus.tasks.grammar import PhraseWriter, Turns
 from toy.corpus.tasks.instructions import instructions
 from toy.corpus.tasks.maths import maths
 from toy.corpus.tasks.news import news
 from toy.corpus.tasks.questions import questions
 
-Turns = tuple[list[str], list[str]]
-TASKS: dict[str, Callable[[Writer], Turns]] = {
+TASKS: dict[str, Callable[[PhraseWriter], Turns]] = {
     "mt_bench": conversation, "humaneval": code, "gsm8k": maths, "alpaca": instructions, "sum": news, "qa": questions,
 }
 TRAIN, HELD_OUT = "flowspec train", "flowspec held out"  # seeds
-QUESTIONS = 20  # bundled questions of each task, which are not in the corpus
-FOLDED = ("test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "ensurepip",
-          "pydoc_data")
+QUESTIONS_PER_TASK = 20  # bundled questions, which are not in the corpus
+SKIPPED_FOLDERS = {"test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "ensurepip",
+                   "pydoc_data"}
 
 
-def dialogue(asked: list[str], answers: list[str]) -> str:
+def dialogue(question_texts: list[str], answers: list[str]) -> str:
     """Return the text of a dialogue for the model; a last question without an answer ends after `ASSISTANT:`."""
-    talk = get_conv_template("vicuna_v1.1")
-    for i, question in enumerate(asked):
-        talk.append_message(talk.roles[0], question)
-        talk.append_message(talk.roles[1], answers[i] if i < len(answers) else None)
-    return talk.get_prompt()
+    template = get_conv_template("vicuna_v1.1")
+    for question, answer in zip_longest(question_texts, answers):
+        template.append_message(template.roles[0], question)
+        template.append_message(template.roles[1], answer)
+    return template.get_prompt()
 
 
-def dialogues(count: int, seed: str = TRAIN) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield `count` dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
-    writers = [(task, Writer(f"{seed} {name}")) for name, task in TASKS.items()]
-    for i in range(count):
-        task, writer = writers[i % len(writers)]
+def dialogues(num_dialogues: int, seed: str = TRAIN) -> Iterator[Turns]:
+    """Yield dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
+    task_writers = [(task, PhraseWriter(f"{seed} {name}")) for name, task in TASKS.items()]
+    for task, writer in islice(cycle(task_writers), num_dialogues):
         yield task(writer)
 
 
-def library(limit: int) -> Iterator[str]:
-    """Yield sources of the running interpreter's standard library, in the order of their names, up to `limit` bytes."""
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        if not any(part in FOLDED for part in path.relative_to(root).parts):
-            text = path.read_text(encoding="utf-8", errors="ignore")
-            limit -= len(text)
-            if limit < 0:
+def library_sources(max_characters: int) -> Iterator[str]:
+    """Yield sources of the running interpreter's standard library in the order of their names, up to a total length."""
+    library_folder = Path(sysconfig.get_path("stdlib"))
+    total_characters = 0
+    for path in sorted(library_folder.rglob("*.py")):
+        if SKIPPED_FOLDERS.isdisjoint(path.relative_to(library_folder).parts):
+            source_text = path.read_text(encoding="utf-8", errors="ignore")
+            total_characters += len(source_text)
+            if total_characters > max_characters:
                 return
-            yield text
+            yield source_text
 
 
-def write(folder: Path, count: int, source_bytes: int) -> None:
+def _write_lines(path: Path, entries: Iterable[object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def write(folder: Path, num_dialogues: int, max_source_characters: int) -> None:
     """Write `dialogues.jsonl`, one dialogue (questions, answers) per line, and `library.jsonl`, one source per line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    talks = ProgressBar(dialogues(count), total=count, desc="dialogues")
-    for name, entries in (("dialogues", talks), ("library", library(source_bytes))):
-        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+    progress_bar = ProgressBar(dialogues(num_dialogues), total=num_dialogues, desc="dialogues")
+    _write_lines(folder / "dialogues.jsonl", progress_bar)
+    _write_lines(folder / "library.jsonl", library_sources(max_source_characters))
 
 
 def read(folder: Path, name: str) -> Iterator:
@@ -72,33 +76,39 @@ def read(folder: Path, name: str) -> Iterator:
         yield from map(json.loads, file)
 
 
-def seen(folder: Path) -> set[str]:
-    """Return the first question of every dialogue of the training corpus."""
-    return {asked[0] for asked, _ in read(folder, "dialogues")}
+def held_out(task_name: str, num_dialogues: int, corpus_questions: set[str]) -> list[Turns]:
+    """Return dialogues by another seed, with different first questions that are not in the corpus."""
+    writer = PhraseWriter(f"{HELD_OUT} {task_name}")
+    turns_of: dict[str, Turns] = {}  # by the first question
+
+    while len(turns_of) < num_dialogues:
+        turns = conversation(writer, has_two_turns=True) if task_name == "mt_bench" else TASKS[task_name](writer)
+        first_question = turns[0][0]
+        if first_question not in corpus_questions:
+            turns_of.setdefault(first_question, turns)
+
+    return list(turns_of.values())
 
 
-def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
-    """Return `count` dialogues by another seed, with first questions that are not in `known`."""
-    writer, found = Writer(f"{HELD_OUT} {task}"), dict[str, Turns]()
-    while len(found) < count:
-        talk = conversation(writer, turns=2) if task == "mt_bench" else TASKS[task](writer)
-        if talk[0][0] not in known:
-            found.setdefault(talk[0][0], talk)
-    return list(found.values())
+def bundled_dialogues(work_dir: Path) -> Iterator[tuple[str, Turns]]:
+    """Yield each dialogue that `write_questions` writes, with the name of its task."""
+    corpus_questions = {question_texts[0] for question_texts, _ in read(work_dir, "dialogues")}
+    for task_name in TASKS:
+        for turns in held_out(task_name, QUESTIONS_PER_TASK, corpus_questions):
+            yield task_name, turns
 
 
-def bundled(work: Path) -> list[str]:
+def bundled_questions(work_dir: Path) -> list[str]:
     """Return the first question of every dialogue that `write_questions` writes."""
-    known = seen(work)
-    return [asked[0] for task in TASKS for asked, _ in held_out(task, QUESTIONS, known)]
+    return [question_texts[0] for _, (question_texts, _) in bundled_dialogues(work_dir)]
 
 
-def write_questions(folder: Path, work: Path) -> None:
+def write_questions(folder: Path, work_dir: Path) -> None:
     """Write a file for each task in MT-bench's question format; ids continue from file to file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    known = seen(work)
-    for place, task in enumerate(TASKS):
-        with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
-            for number, (asked, answers) in enumerate(held_out(task, QUESTIONS, known), 1 + place * QUESTIONS):
-                row = {"question_id": number, "category": task, "turns": asked, "reference": answers}
-                file.write(json.dumps(row) + "\n")
+    rows_of: dict[str, list[dict[str, object]]] = {task_name: [] for task_name in TASKS}
+    for question_id, (task_name, (question_texts, answers)) in enumerate(bundled_dialogues(work_dir), 1):
+        row = {"question_id": question_id, "category": task_name, "turns": question_texts, "reference": answers}
+        rows_of[task_name].append(row)
+
+    for task_name, rows in rows_of.items():
+        _write_lines(folder / f"{task_name}.jsonl", rows)

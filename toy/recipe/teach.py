@@ -59,7 +59,7 @@ def dialogues(work: Path, base_dir: Path, count: int) -> list[TokenRow]:
     """Return the first `count` dialogues of the corpus as rows, where answers count, without those with a bundled
     question in their first question."""
     text, rows = Text(base_dir), []
-    bundled = corpus.bundled(work)
+    bundled = corpus.bundled_questions(work)
     for questions, answers in islice(corpus.read(work, "dialogues"), count):
         if not any(question in questions[0] for question in bundled):
             talk = list(chain.from_iterable(zip(questions, answers)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from toy.corpus.tasks.facts import NAMES, THINGS_LIST
-from toy.corpus.tasks.grammar import Writer, capital
+from toy.corpus.tasks.facts import NAMES, THINGS_OF
+from toy.corpus.tasks.grammar import PhraseWriter, Slots, capital, numbered_lines
 
-# Question, answer, and the subject of a possible second question.
-Talk = tuple[str, str, dict[str, object]]
+NamedExchange = tuple[str, str, str]  # a question, its answer, and the name that a title of the answer contains
 
-ADVICE = {
+TIPS = {
     "sleep better": (
         "go to bed at the same {time|hour} {each|every} night",
         "keep {the|your} {bedroom|room} {dark|cool|quiet}",
@@ -67,64 +66,80 @@ ADVICE = {
         "{throw|give} away what is {broken|useless}",
         "{wash|do} the dishes {at once|after meals}",
         "{fold|sort} {clothes|laundry} {on Sundays|right away}")}
-WHY = (
+REASONS = (
     "{this|that|it} {really |}{helps|works|matters|pays off} {because|since} {the body|your mind|the habit} "
     "{needs|wants|likes} {time|order|rest|routine}",
     "{many|most} people {forget|overlook|underestimate} {this|that}",
     "{even|just} a {little|few minutes} {helps|makes a difference}",
     "you will {soon |quickly |}{see|feel|notice} {the difference|results}",
     "{it is easier|that is simpler} than {you think|it sounds}")
+ADVICE_OPENING = (
+    "{{Here are|These are|Let me give you} {some|a few|<k>} {tips|ideas|suggestions}{ to <g>|}{:|.}|"
+    "There are {many|several} ways to <g>.|{That is|What} a good {goal|plan}{!|.}|"
+    "{To <g>|If you want to <g>}, {try this|these steps help|start small}:}")
+FIRST_TIP = "{First|To begin with|Above all}, "
+TIP_JOINT = "{. {Then|Next|Also|Besides|After that}, |, and |. }"
+ADVICE_REQUEST = (
+    "{How can I|How do I|What should I do to|I want to|Give me {some |}{tips|advice} on how to|"
+    "What is the best way to|Help me to} <g>?")
+
+COMPARED_CATEGORIES = ("sports", "instruments", "drinks", "vehicles", "colours", "trees", "birds", "fruits")
+OPINION_REQUEST = (
+    "{Which is better|What do you prefer|Compare|What would you choose|Tell me the difference between} <a> {or|and} "
+    "<b>{ {as|among} <kind>|}")
+PRAISE = (
+    "{cheaper|easier|more useful|more beautiful|more common|calmer|quicker|older|healthier|more fun|simpler|warmer}")
+OPINIONS = (
+    "{many|some|most} people {find|call|consider} <a> " + PRAISE,
+    "<b> is {often|usually|sometimes|clearly} " + PRAISE,
+    "{on the other hand|however|still|then again}, <b> {can be|may be} " + PRAISE,
+    "<a> is {often|usually|said to be} " + PRAISE + " {than <b>|in summer|for beginners|for children}",
+    "{both|the two} {have their place|are good|belong to the <kind>|are worth a try}",
+    "{it depends on|that is a question of} {taste|money|time|the day|your mood}")
+OPINION_LEAD = (
+    "{That is a {good|hard|fair} question. |Hmm. |Let me think. ||||Well, {it is not easy|here is my view}. }")
+OPINION_END = (
+    "{If I had to choose, I would {take|say|pick} <c>.|My {choice|favourite|pick} is <c>.|"
+    "I {slightly |}prefer <c>{ myself|}.|In the end, <c> wins{ for me|}.}")
 
 
-def advice(w: Writer) -> Talk:
-    goal = w.one(sorted(ADVICE))
-    tips = [w.say(tip) for tip in w.some(ADVICE[goal], w.number(4, 5))]
-    opening = w.say("{{Here are|These are|Let me give you} {some|a few|<k>} {tips|ideas|suggestions}{ to "
-                    "<g>|}{:|.}|There are {many|several} ways to <g>.|"
-                    "{That is|What} a good {goal|plan}{!|.}|{To <g>|If you want to <g>}, {try this|these steps "
-                    "help|start small}:}", g=goal, k=len(tips))
-    if w.maybe(0.5):
-        points = [f"{capital(tip)}." + w.say("{|| <y>.}", y=w.sentence(w.one(WHY))) for tip in tips]
-        text = opening + "\n" + "\n".join(f"{i}. {point}" for i, point in enumerate(points, 1))
+def _random_reason(writer: PhraseWriter) -> str:
+    return writer.sentence(writer.choose(REASONS))
+
+
+def advice(writer: PhraseWriter) -> NamedExchange:
+    goal = writer.choose(sorted(TIPS))
+    tips = [writer.expand(tip) for tip in writer.sample(TIPS[goal], writer.number_between(4, 5))]
+    answer_text = writer.expand(ADVICE_OPENING, g=goal, k=len(tips))
+
+    if writer.happens(0.5):
+        points = [f"{capital(tip)}." + writer.expand("{|| <y>.}", y=_random_reason(writer)) for tip in tips]
+        answer_text += "\n" + numbered_lines(points)
     else:
-        joined = w.say("{First|To begin with|Above all}, ") + tips[0]
-        for tip in tips[1:]:
-            joined += w.say("{. {Then|Next|Also|Besides|After that}, |, and |. }")
-            joined += capital(tip) if joined.endswith(". ") else tip
-        text = f"{opening} {joined}."
-    if w.maybe(0.6):
-        text += w.say("{ |\n\n}") + w.sentence(w.one(WHY)) + "."
-    asked = w.say("{How can I|How do I|What should I do to|I want to|Give me {some |}{tips|advice} on how to|What is "
-                  "the best way to|Help me to} <g>?",
-                  g=goal)
-    if asked.startswith(("I want", "Give", "Help")):
-        asked = asked.replace("?", ".")
-    return asked, text, {"name": w.one(NAMES), "find": goal}
+        first_clause = writer.expand(FIRST_TIP) + tips[0]
+        answer_text += f" {writer.continue_text(first_clause, TIP_JOINT, tips[1:])}."
+    if writer.happens(0.6):
+        answer_text += writer.expand("{ |\n\n}") + _random_reason(writer) + "."
+
+    question_text = writer.expand(ADVICE_REQUEST, g=goal)
+    if question_text.startswith(("I want", "Give", "Help")):
+        question_text = question_text.replace("?", ".")
+    return question_text, answer_text, writer.choose(NAMES)
 
 
-def opinion(w: Writer) -> Talk:
-    kind = w.one(("sports", "instruments", "drinks", "vehicles", "colours", "trees", "birds", "fruits"))
-    one, two = w.some(THINGS_LIST[kind], 2)
-    good = (
-        "{cheaper|easier|more useful|more beautiful|more common|calmer|quicker|older|healthier|more fun|simpler|warmer}"
-    )
-    slots: dict[str, object] = {"a": one, "b": two, "kind": kind, "name": w.one(NAMES), "find": one}
-    asked = w.say("{Which is better|What do you prefer|Compare|What would you choose|Tell me the difference between} "
-                  "<a> {or|and} <b>{ {as|among} <kind>|}", **slots)
-    if asked.startswith(("Compare", "Tell")):
-        asked = asked.replace(" or ", " and ") + "."
+def opinion(writer: PhraseWriter) -> NamedExchange:
+    category = writer.choose(COMPARED_CATEGORIES)
+    first_thing, second_thing = writer.sample(THINGS_OF[category], 2)
+    person_name = writer.choose(NAMES)
+    slots: Slots = {"a": first_thing, "b": second_thing, "kind": category}
+
+    question_text = writer.expand(OPINION_REQUEST, **slots)
+    if question_text.startswith(("Compare", "Tell")):
+        question_text = question_text.replace(" or ", " and ") + "."
     else:
-        asked = asked.replace(f"{one} and ", f"{one} or ") + "?"
-    parts = [f"{{many|some|most}} people {{find|call|consider}} <a> {good}",
-             f"<b> is {{often|usually|sometimes|clearly}} {good}",
-             f"{{on the other hand|however|still|then again}}, <b> {{can be|may be}} {good}",
-             f"<a> is {{often|usually|said to be}} {good} {{than <b>|in summer|for beginners|for children}}",
-             "{both|the two} {have their place|are good|belong to the <kind>|are worth a try}",
-             "{it depends on|that is a question of} {taste|money|time|the day|your mood}"]
-    chosen = [w.sentence(part, **slots) + "." for part in w.some(parts, w.number(3, 5))]
-    end = w.say("{If I had to choose, I would {take|say|pick} <c>.|My {choice|favourite|pick} is <c>.|I {slightly "
-                "|}prefer <c>{ myself|}.|In the end, <c> wins{ for "
-                "me|}.}", c=w.one((one, two)))
-    lead = w.say("{That is a {good|hard|fair} question. |Hmm. |Let me think. ||||Well, {it is not easy|here is my "
-                 "view}. }")
-    return asked, lead + " ".join(chosen) + " " + end, slots
+        question_text = question_text.replace(f"{first_thing} and ", f"{first_thing} or ") + "?"
+
+    chosen_opinions = writer.sample(OPINIONS, writer.number_between(3, 5))
+    sentences = [writer.sentence(template, **slots) + "." for template in chosen_opinions]
+    sentences.append(writer.expand(OPINION_END, c=writer.choose((first_thing, second_thing))))
+    return question_text, writer.expand(OPINION_LEAD) + " ".join(sentences), person_name

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toy.corpus.tasks.grammar import Writer
+from toy.corpus.tasks.grammar import PhraseWriter, Slots, Turns
+
+Completion = tuple[str, str, str]  # code to complete, the rest of it, and a sentence that explains it
 
 # condition in words, in code, name
 FILTERS = (
@@ -18,17 +20,17 @@ FILTERS = (
     ("negative", "{x} < 0", "negative"),
     ("at least {k}", "{x} >= {k}", "high"),
     ("between 0 and {k}", "0 <= {x} <= {k}", "middle"))
-# values to take, in words, in code, name
+# values to take, in words, in code
 MAPS = (
-    ("squares", "{x} ** 2", "squares"),
-    ("doubles", "2 * {x}", "doubles"),
-    ("absolute values", "abs({x})", "sizes"),
-    ("values", "{x}", "values"),
-    ("values plus {m}", "{x} + {m}", "shifted"),
-    ("values times {m}", "{x} * {m}", "scaled"),
-    ("cubes", "{x} ** 3", "cubes"),
-    ("values", "{x}", "numbers"),
-    ("remainders modulo {m}", "{x} % {m}", "remainders"))
+    ("squares", "{x} ** 2"),
+    ("doubles", "2 * {x}"),
+    ("absolute values", "abs({x})"),
+    ("values", "{x}"),
+    ("values plus {m}", "{x} + {m}"),
+    ("values times {m}", "{x} * {m}"),
+    ("cubes", "{x} ** 3"),
+    ("values", "{x}"),
+    ("remainders modulo {m}", "{x} % {m}"))
 # result in words, as a call, start, update, type, name
 REDUCES = (
     ("sum", "sum({g})", "0", "{t} += {e}", "int", "sum"),
@@ -37,6 +39,7 @@ REDUCES = (
     ("number", "len([{g}])", "0", "{t} += 1", "int", "count"),
     ("product", "math.prod({g})", "1", "{t} *= {e}", "int", "product"),
     ("set", "set({g})", "set()", "{t}.add({e})", "set[int]", "set"))
+# result in words, name, type, in code
 TEXTS = (
     ("the number of vowels in {a}", "count_vowels", "int", "sum(1 for c in {a} if c in 'aeiou')"),
     ("{a} with its words in reverse order", "reverse_words", "str", "' '.join(reversed({a}.split()))"),
@@ -55,120 +58,158 @@ TEXTS = (
         "list[str]",
         "[w for w in {a}.split() if len(w) > {k}]"),
     ("the first letters of the words of {a}", "initials", "str", "''.join(w[0] for w in {a}.split())"),
-    (
-        "a dict from each letter of {a} to its count",
-        "letter_counts",
-        "dict[str, int]",
-        "dict(Counter({a}))"),
-    (
-        "{a} with every word capitalised",
-        "title_words",
-        "str",
-        "' '.join(w.capitalize() for w in {a}.split())"),
+    ("a dict from each letter of {a} to its count", "letter_counts", "dict[str, int]", "dict(Counter({a}))"),
+    ("{a} with every word capitalised", "title_words", "str", "' '.join(w.capitalize() for w in {a}.split())"),
     ("the length of each word of {a}", "word_lengths", "list[int]", "[len(w) for w in {a}.split()]"))
-SUBJECTS = ("Account", "Counter", "Stack", "Playlist", "Basket", "Garden", "Library", "Robot", "Player", "Queue",
-            "Timer", "Shelf")
-FIELDS = ("balance", "count", "total", "points", "level", "amount", "score", "size", "speed", "energy", "price",
-          "weight")
-VERBS = ("add", "remove", "raise_by", "lower_by", "grow", "shrink", "reset", "double", "halve", "move", "pay", "earn")
+CLASS_NAMES = ("Account", "Counter", "Stack", "Playlist", "Basket", "Garden", "Library", "Robot", "Player", "Queue",
+               "Timer", "Shelf")
+FIELD_NAMES = ("balance", "count", "total", "points", "level", "amount", "score", "size", "speed", "energy", "price",
+               "weight")
+METHOD_NAMES = ("add", "remove", "raise_by", "lower_by", "grow", "shrink", "reset", "double", "halve", "move", "pay",
+                "earn")
 WORDS = "sun tree river stone apple green cloud lamp paper house music light bread horse snow glass".split()
 LIST_NAMES = ("numbers", "values", "items", "data", "nums", "xs", "scores", "readings", "prices", "entries")
 TEXT_NAMES = ("text", "s", "line", "sentence", "string", "phrase", "message", "title")
-ASK = (
+COMPLETION_REQUEST = (
     "{Complete {this|the following} {function|Python function}:|Write the body of this function.|"
     "Please {finish|implement|complete} the function below.|Fill in {the|this} function|Implement this{ in Python|}:|"
     "Can you {complete|write} this function?|Finish the code{ below|}.|Here is the start of a function. "
     "{Complete|Finish} it.}")
-OPEN = (
+COMPLETION_OPENING = (
     "{|||Here is {the|a} {function|complete function|solution|possible version}:\n\n"
     "|{Sure|Of course|Certainly|Gladly}{!|.}{ Here it is:|}\n\n|This {works|does it|should work}:\n\n"
     "|You can write it {like this|this way|as follows}:\n\n}")
+LOOP_NAMES = ("x", "n", "v", "item", "value", "num")
+TOTAL_NAMES = ("total", "result", "out", "found", "answer")
+RESULT_NAMES = ("result", "answer", "out", "found")
+ARGUMENT_NAMES = ("amount", "by", "n", "value", "step")
+COMPREHENSION_EXPLANATION = (
+    "{The comprehension|The expression|It} {keeps|takes|selects} only the {numbers|<x>} that are <h>"
+    "{ and {takes|folds them into} the <f>|}.")
+LOOP_EXPLANATION = (
+    "{The loop|It|This} {goes through|visits|walks over} {every|each} {number|<x>} and {updates|changes} <t> "
+    "{when|if} it is <h>.")
+TEXT_EXPLANATION = "{This|It|The function|The last line} {returns|gives|computes} <d>."
+CLASS_DESCRIPTION = "A(n) {class|<n>} with a <f> that starts at <s>; <a> does `<x>` and <b> does `<y>`."
+CLASS_EXPLANATION = (
+    "{The class|<n>|It} {keeps|holds|stores} one {number|value}, <f>, {which|and} {<a> and <b> change|"
+    "is changed by <a> and <b>}.")
 
 
-def _call(source: str, name: str, argument: object) -> str:
-    space: dict[str, Callable[[object], object]] = {}
-    exec(source, space)  # noqa: S102 - our own text of a few lines, built from the tables above
-    return repr(space[name](argument))
+def _function_head(writer: PhraseWriter, signature: str, result_words: str) -> str:
+    """Return the first lines of a function, whose docstring is not closed yet."""
+    description = writer.expand("{Return|Compute|Give back|Find|Get} <d>.", d=result_words)
+    return f'def {signature}:\n    """{description}'
 
 
-def _signature(w: Writer, name: str, arg: str, kind: str, result: str, words: str) -> str:
-    words = w.say("{Return|Compute|Give back|Find|Get} <d>.", d=words)
-    return f'def {name}({arg}: {kind}) -> {result}:\n    """{words}'
+def _with_example(head_code: str, completion_code: str, function_name: str, argument: object) -> str:
+    """Return the head with an example in its docstring, as the completed function answers it."""
+    namespace: dict[str, Callable[[object], object]] = {}
+    # our own text of a few lines, built from the tables above
+    exec(f'{head_code}"""\n{completion_code}\n', namespace)  # noqa: S102
+    result = namespace[function_name](argument)
+    return f"{head_code}\n\n    >>> {function_name}({argument!r})\n    {result!r}\n    "
 
 
-def _numbers(w: Writer) -> tuple[str, str, str]:
+def _number_function(writer: PhraseWriter) -> Completion:
     """Return a filter, a map and a fold over a list, as a loop or as one expression."""
-    has, takes, folds = w.one(FILTERS), w.one(MAPS), w.one(REDUCES)
-    arg, x, t = w.one(LIST_NAMES), w.one(("x", "n", "v", "item", "value", "num")), w.one(("total", "result", "out",
-                                                                                          "found", "answer"))
-    spots = {"x": x, "k": w.number(2, 40), "m": w.number(2, 12), "t": t}
-    cond, expr = has[1].format(**spots), takes[1].format(**spots)
-    plain = [folds[5], "of", has[2]]
-    name = "_".join(w.some(plain, 3)) if w.maybe(0.1) else f"{w.one((folds[5], 'find', 'get', 'take'))}_{has[2]}"
-    words = f"the {folds[0]} of the {takes[0]} of the numbers in {arg} that are {has[0]}".format(**spots)
-    head = _signature(w, name, arg, "list[int]", folds[4], words)
-    if w.maybe(0.5):
-        inner = f"{expr} for {x} in {arg} if {cond}"
-        body = "    return " + folds[1].format(g=inner)
-        why = w.say("{The comprehension|The expression|It} {keeps|takes|selects} only the {numbers|<x>} that are <h>{ "
-                    "and {takes|folds "
-                    "them into} the <f>|}.", h=has[0].format(**spots), f=folds[0], x=arg)
+    filter_words, condition_template, filter_name = writer.choose(FILTERS)
+    value_words, value_template = writer.choose(MAPS)
+    fold_words, fold_call, start_value, update_template, result_type, fold_name = writer.choose(REDUCES)
+    list_name, loop_name, total_name = (writer.choose(names) for names in (LIST_NAMES, LOOP_NAMES, TOTAL_NAMES))
+    code_slots = {"x": loop_name, "k": writer.number_between(2, 40), "m": writer.number_between(2, 12)}
+    condition, value_code = (template.format(**code_slots) for template in (condition_template, value_template))
+    filter_words, value_words = (template.format(**code_slots) for template in (filter_words, value_words))
+
+    if writer.happens(0.1):
+        function_name = "_".join(writer.sample((fold_name, "of", filter_name), 3))
     else:
-        update = folds[3].format(t=t, e=expr)
-        body = f"    {t} = {folds[2]}\n    for {x} in {arg}:\n        if {cond}:\n            {update}\n    return {t}"
-        why = w.say("{The loop|It|This} {goes through|visits|walks over} {every|each} {number|<x>} and "
-                    "{updates|changes} <t> {when|if} it is "
-                    "<h>.", x=x, t=t, h=has[0].format(**spots))
-    if "math." in body:
-        body = "    import math\n\n" + body
-    sample = [w.number(-9, 60) for _ in range(w.number(3, 6))]
-    shown = _call(f'{head}"""\n{body}\n', name, sample)
-    return f'{head}\n\n    >>> {name}({sample})\n    {shown}\n    """' if w.maybe(0.6) else f'{head}"""', body, why
+        function_name = f"{writer.choose((fold_name, 'find', 'get', 'take'))}_{filter_name}"
+    result_words = f"the {fold_words} of the {value_words} of the numbers in {list_name} that are {filter_words}"
+    head_code = _function_head(writer, f"{function_name}({list_name}: list[int]) -> {result_type}", result_words)
+
+    if writer.happens(0.5):
+        generator_code = f"{value_code} for {loop_name} in {list_name} if {condition}"
+        completion_code = "    return " + fold_call.format(g=generator_code)
+        explanation = writer.expand(COMPREHENSION_EXPLANATION, h=filter_words, f=fold_words, x=list_name)
+    else:
+        update_code = update_template.format(t=total_name, e=value_code)
+        completion_code = (
+            f"    {total_name} = {start_value}\n    for {loop_name} in {list_name}:\n"
+            f"        if {condition}:\n            {update_code}\n    return {total_name}")
+        explanation = writer.expand(LOOP_EXPLANATION, x=loop_name, t=total_name, h=filter_words)
+    if "math." in completion_code:
+        completion_code = "    import math\n\n" + completion_code
+
+    numbers = [writer.number_between(-9, 60) for _ in range(writer.number_between(3, 6))]
+    if writer.happens(0.6):
+        head_code = _with_example(head_code, completion_code, function_name, numbers)
+    return head_code + '"""', completion_code, explanation
 
 
-def _texts(w: Writer) -> tuple[str, str, str]:
-    words, name, result, expr = w.one(TEXTS)
-    arg = w.one(TEXT_NAMES)
-    spots = {"a": arg, "c": w.one("abcdeilmnorstu"), "k": w.number(2, 7)}
-    words, expr = words.format(**spots), expr.format(**spots)
-    head = _signature(w, name, arg, "str", result, words)
-    local = w.one(("result", "answer", "out", "found"))
-    body = w.one((f"    return {expr}", f"    {local} = {expr}\n    return {local}"))
-    if "Counter" in body:
-        body = "    from collections import Counter\n\n" + body
-    sample = " ".join(w.some(WORDS, w.number(2, 5)))
-    shown = _call(f'{head}"""\n{body}\n', name, sample)
-    why = w.say("{This|It|The function|The last line} {returns|gives|computes} <d>.", d=words)
-    return f'{head}\n\n    >>> {name}({sample!r})\n    {shown}\n    """' if w.maybe(0.7) else f'{head}"""', body, why
+def _text_function(writer: PhraseWriter) -> Completion:
+    words_template, function_name, result_type, result_template = writer.choose(TEXTS)
+    text_name = writer.choose(TEXT_NAMES)
+    code_slots = {"a": text_name, "c": writer.choose("abcdeilmnorstu"), "k": writer.number_between(2, 7)}
+    result_words, result_code = (template.format(**code_slots) for template in (words_template, result_template))
+    head_code = _function_head(writer, f"{function_name}({text_name}: str) -> {result_type}", result_words)
+
+    result_name = writer.choose(RESULT_NAMES)
+    completion_code = writer.choose((
+        f"    return {result_code}",
+        f"    {result_name} = {result_code}\n    return {result_name}"))
+    if "Counter" in completion_code:
+        completion_code = "    from collections import Counter\n\n" + completion_code
+
+    example_text = " ".join(writer.sample(WORDS, writer.number_between(2, 5)))
+    explanation = writer.expand(TEXT_EXPLANATION, d=result_words)
+    if writer.happens(0.7):
+        head_code = _with_example(head_code, completion_code, function_name, example_text)
+    return head_code + '"""', completion_code, explanation
 
 
-def _classes(w: Writer) -> tuple[str, str, str]:
+def _class(writer: PhraseWriter) -> Completion:
     """Return a class with one number and two methods that change it."""
-    name, field = w.one(SUBJECTS), w.one(FIELDS)
-    start, (one, two) = w.number(0, 50), w.some(VERBS, 2)
-    step, by = w.number(2, 20), w.one(("amount", "by", "n", "value", "step"))
-    ops = (f"self.{field} += {by}", f"self.{field} -= {by}", f"self.{field} *= {by}", f"self.{field} = max(0, "
-        f"self.{field} - {by})",
-           f"self.{field} = {by}", f"self.{field} += {step} * {by}", f"self.{field} = min({step}, self.{field} + {by})")
-    first, second = w.some(ops, 2)
-    told = w.say("A(n) {class|<n>} with a <f> that starts at <s>; <a> does `<x>` and <b> does `<y>`.", n=name.lower(),
-                 f=field, s=start,
-                 a=one, b=two, x=first, y=second)
-    head = f'class {name}:\n    """{told}"""'
-    rest = [f"    def {verb}(self, {by}: int) -> None:\n        {op}" for verb, op in ((one, first), (two, second))]
-    body = f"\n    def __init__(self) -> None:\n        self.{field} = {start}\n\n" + "\n\n".join(rest)
-    if w.maybe(0.4):
-        body += f'\n\n    def __repr__(self) -> str:\n        return f"{name}({{self.{field}}})"'
-    why = w.say("{The class|<n>|It} {keeps|holds|stores} one {number|value}, <f>, {which|and} {<a> and <b> change|is "
-                "changed by <a> and "
-                "<b>}.", n=name, f=field, a=one, b=two)
-    return head, body, why
+    class_name, field_name = writer.choose(CLASS_NAMES), writer.choose(FIELD_NAMES)
+    start_value = writer.number_between(0, 50)
+    first_method, second_method = writer.sample(METHOD_NAMES, 2)
+    constant, argument_name = writer.number_between(2, 20), writer.choose(ARGUMENT_NAMES)
+    field = f"self.{field_name}"
+    operations = (
+        f"{field} += {argument_name}",
+        f"{field} -= {argument_name}",
+        f"{field} *= {argument_name}",
+        f"{field} = max(0, {field} - {argument_name})",
+        f"{field} = {argument_name}",
+        f"{field} += {constant} * {argument_name}",
+        f"{field} = min({constant}, {field} + {argument_name})")
+    first_operation, second_operation = writer.sample(operations, 2)
+
+    slots: Slots = {"f": field_name, "a": first_method, "b": second_method}
+    description = writer.expand(CLASS_DESCRIPTION, n=class_name.lower(), s=start_value, x=first_operation,
+                                y=second_operation, **slots)
+    head_code = f'class {class_name}:\n    """{description}"""'
+
+    completion_code = f"\n    def __init__(self) -> None:\n        {field} = {start_value}"
+    for method_name, operation in ((first_method, first_operation), (second_method, second_operation)):
+        completion_code += f"\n\n    def {method_name}(self, {argument_name}: int) -> None:\n        {operation}"
+    if writer.happens(0.4):
+        completion_code += f'\n\n    def __repr__(self) -> str:\n        return f"{class_name}({{{field}}})"'
+
+    return head_code, completion_code, writer.expand(CLASS_EXPLANATION, n=class_name, **slots)
 
 
-def code(w: Writer) -> tuple[list[str], list[str]]:
+COMPLETIONS = (_number_function, _number_function, _text_function, _text_function, _class)
+
+
+def code(writer: PhraseWriter) -> Turns:
     """Return one function to complete, and its completion."""
-    head, body, why = w.one((_numbers, _numbers, _texts, _texts, _classes))(w)
-    fence = w.maybe(0.6)
-    asked = w.say(ASK) + (f"\n\n```python\n{head}\n```" if fence else f"\n\n{head}")
-    answer = f"{w.say(OPEN)}```python\n{head}\n{body}\n```"
-    return [asked], [answer + (f"\n\n{why}" if w.maybe(0.6) else "")]
+    head_code, completion_code, explanation = writer.choose(COMPLETIONS)(writer)
+    is_fenced = writer.happens(0.6)
+    question_text = writer.expand(COMPLETION_REQUEST)
+    question_text += f"\n\n```python\n{head_code}\n```" if is_fenced else f"\n\n{head_code}"
+
+    answer_text = f"{writer.expand(COMPLETION_OPENING)}```python\n{head_code}\n{completion_code}\n```"
+    if writer.happens(0.6):
+        answer_text += f"\n\n{explanation}"
+    return [question_text], [answer_text]

@@ -13,7 +13,7 @@ NAMES = (
     "Cyrus Dora Emil Freya Gavin Helga"
 ).split()
 
-THINGS = {
+THING_WORDS = {
     "fruits": "apples pears plums cherries grapes oranges lemons bananas melons "
               "peaches figs kiwis mangoes limes apricots",
     "vegetables": "carrots onions peas beans leeks turnips spinach cabbages peppers "
@@ -31,7 +31,7 @@ THINGS = {
     "birds": "robin crow owl eagle swan heron sparrow finch gull falcon stork magpie wren pigeon",
     "emotions": "joy anger fear pride hope envy grief calm shame surprise relief boredom",
 }
-THINGS_LIST = {kind: words.split() for kind, words in THINGS.items()}
+THINGS_OF = {category: words.split() for category, words in THING_WORDS.items()}
 
 GOODS = (
     "apples pears books pencils stamps marbles shells stickers cups plates candles tiles bricks eggs cakes "
@@ -115,28 +115,27 @@ COUNTRIES = {
     "Hungary": ("Budapest", "Europe", "Hungarian"), "Finland": ("Helsinki", "Europe", "Finnish"),
 }
 
-STARTS = (
-    "Al Bel Cor Dun El Fal Gar Hol Is Kel Lor Mar Nor Ost Pel Quen Ras Sel Tor Ul Vel Wes Yar Zan Bri Cas Dra "
-    "Fen"
+NAME_STARTS = (
+    "Al Bel Cor Dun El Fal Gar Hol Is Kel Lor Mar Nor Ost Pel Quen Ras Sel Tor Ul Vel Wes Yar Zan Bri Cas Dra Fen"
 ).split()
-MIDDLES = "a e i o u an en or ar is am il ov et un".split()
-ENDS = "ton ford wick dale mere holm berg ville stead mouth bury gate haven moor field port sund crest ness by".split()
-FAMILY = "son ner ley man ski ova ez ini berg well ton ard wood ko mont sen stein rick dez low".split()
+NAME_MIDDLES = "a e i o u an en or ar is am il ov et un".split()
+TOWN_ENDS = (
+    "ton ford wick dale mere holm berg ville stead mouth bury gate haven moor field port sund crest ness by"
+).split()
+FAMILY_ENDS = "son ner ley man ski ova ez ini berg well ton ard wood ko mont sen stein rick dez low".split()
 REGIONS = ("the north", "the south", "the east", "the west", "the lake district", "the highlands", "the river valley",
            "the coastal plain", "the island province", "the green hills")
-GOODNESS = ("cheese", "clocks", "glass", "wool", "salt", "bells", "pottery", "oysters", "apples", "ships", "paper",
-            "violins", "honey", "lace", "marble", "tea", "boots", "mustard", "silk", "lanterns")
+TOWN_GOODS = ("cheese", "clocks", "glass", "wool", "salt", "bells", "pottery", "oysters", "apples", "ships", "paper",
+              "violins", "honey", "lace", "marble", "tea", "boots", "mustard", "silk", "lanterns")
 SIGHTS = ("an old stone bridge", "a white lighthouse", "a round tower", "a covered market", "a botanical garden",
           "a wooden church", "a clock museum", "a ruined castle", "a long pier", "a blue fountain", "a water mill",
           "a narrow-gauge railway", "a sculpture park", "a planetarium")
 FEASTS = ("the lantern night", "the harvest fair", "the boat race", "the kite days", "the wool market",
-          "the snow dance",
-          "the bread feast", "the summer choir", "the masked parade", "the apple week")
+          "the snow dance", "the bread feast", "the summer choir", "the masked parade", "the apple week")
 DEEDS = ("invented a quiet water pump", "wrote the novel The Long Road", "mapped the northern coast",
-         "discovered a comet",
-         "founded the first free school", "designed the great bridge", "composed nine symphonies", "bred a hardy wheat",
-         "crossed the desert alone", "painted the winter series", "built a flying boat", "led the miners' strike",
-         "translated the old songs", "found a cure for marsh fever", "won three chess titles",
+         "discovered a comet", "founded the first free school", "designed the great bridge", "composed nine symphonies",
+         "bred a hardy wheat", "crossed the desert alone", "painted the winter series", "built a flying boat",
+         "led the miners' strike", "translated the old songs", "found a cure for marsh fever", "won three chess titles",
          "drew the first star atlas")
 
 
@@ -161,29 +160,47 @@ class Person:
     deed: str
 
 
-def place_name(chance: random.Random) -> str:
-    return chance.choice(STARTS) + chance.choice(MIDDLES + [""] * 8) + chance.choice(ENDS)
+def _invented_name(random_source: random.Random, num_without_middle: int, endings: list[str]) -> str:
+    middles = NAME_MIDDLES + [""] * num_without_middle
+    return "".join(random_source.choice(options) for options in (NAME_STARTS, middles, endings))
 
 
-def family_name(chance: random.Random) -> str:
-    return chance.choice(STARTS) + chance.choice(MIDDLES + [""] * 6) + chance.choice(FAMILY)
+def place_name(random_source: random.Random) -> str:
+    return _invented_name(random_source, 8, TOWN_ENDS)
 
 
-def _towns(chance: random.Random, count: int) -> list[Town]:
-    names = sorted({place_name(chance) for _ in range(3 * count)})
-    chance.shuffle(names)
-    return [Town(name, chance.choice(REGIONS), place_name(chance)[:6].rstrip("aeiou") + "a", chance.choice(GOODNESS),
-                 chance.choice(SIGHTS), chance.choice(FEASTS), chance.randint(11, 19) * 100 + chance.randint(0, 9) * 10,
-                 chance.randint(2, 95) * 1000) for name in names[:count]]
+def family_name(random_source: random.Random) -> str:
+    return _invented_name(random_source, 6, FAMILY_ENDS)
 
 
-def _people(chance: random.Random, count: int, towns: list[Town]) -> list[Person]:
-    return [Person(f"{chance.choice(NAMES)} {family_name(chance)}", chance.choice(sorted(JOBS)),
-                   chance.choice(towns).name,
-                   chance.randint(1700, 1960), chance.choice(DEEDS)) for _ in range(count)]
+def _make_towns(random_source: random.Random, num_towns: int) -> list[Town]:
+    town_names = sorted({place_name(random_source) for _ in range(3 * num_towns)})
+    random_source.shuffle(town_names)
+
+    def make_town(town_name: str) -> Town:
+        return Town(
+            name=town_name,
+            region=random_source.choice(REGIONS),
+            river=place_name(random_source)[:6].rstrip("aeiou") + "a",
+            good=random_source.choice(TOWN_GOODS),
+            sight=random_source.choice(SIGHTS),
+            feast=random_source.choice(FEASTS),
+            year=random_source.randint(11, 19) * 100 + random_source.randint(0, 9) * 10,
+            people=random_source.randint(2, 95) * 1000)
+
+    return [make_town(town_name) for town_name in town_names[:num_towns]]
+
+
+def _make_person(random_source: random.Random, towns: list[Town]) -> Person:
+    return Person(
+        name=f"{random_source.choice(NAMES)} {family_name(random_source)}",
+        job=random_source.choice(sorted(JOBS)),
+        town=random_source.choice(towns).name,
+        year=random_source.randint(1700, 1960),
+        deed=random_source.choice(DEEDS))
 
 
 # One fixed world, so that models can memorize the answers to questions without a passage.
-_WORLD = random.Random(1789)
-TOWNS = _towns(_WORLD, 40)
-PEOPLE = _people(_WORLD, 50, TOWNS)
+_WORLD_SOURCE = random.Random(1789)
+TOWNS = _make_towns(_WORLD_SOURCE, 40)
+PEOPLE = [_make_person(_WORLD_SOURCE, TOWNS) for _ in range(50)]

@@ -8,86 +8,104 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 Choice = tuple["Phrase", ...]
 Phrase = tuple["str | Choice", ...]
+Slots = dict[str, object]  # the texts and numbers for the slots of a template
+Exchange = tuple[str, str]  # a question and its answer
+Turns = tuple[list[str], list[str]]  # questions, and the answer to each
 
-SLOT = re.compile(r"<(\w+)>")
-ARTICLE = re.compile(r"\b([Aa])\(n\) (\W*\w)")
+SLOT_PATTERN = re.compile(r"<(\w+)>")
+ARTICLE_PATTERN = re.compile(r"\b([Aa])\(n\) (\W*\w)")
 VOWELS = "aeiouAEIOU"
+OPEN_ENDS = (", ", "that ", ": ", "; ", "and ")  # of openings after which the sentence goes on
 
 
-def _phrase(text: str, at: int) -> tuple[Phrase, int]:
-    parts: list[str | Choice] = []
-    start = at
-    while at < len(text) and text[at] not in "|}":
-        if text[at] == "{":
-            parts.append(text[start:at])
-            choice, at = _choice(text, at + 1)
-            parts.append(choice)
-            start = at
+def _parse_phrase(text: str, position: int) -> tuple[Phrase, int]:
+    pieces: list[str | Choice] = []
+    piece_start = position
+
+    while position < len(text) and text[position] not in "|}":
+        if text[position] == "{":
+            pieces.append(text[piece_start:position])
+            choice, position = _parse_choice(text, position + 1)
+            pieces.append(choice)
+            piece_start = position
         else:
-            at += 1
-    parts.append(text[start:at])
-    return tuple(p for p in parts if p), at
+            position += 1
+
+    pieces.append(text[piece_start:position])
+    return tuple(piece for piece in pieces if piece), position
 
 
-def _choice(text: str, at: int) -> tuple[Choice, int]:
+def _parse_choice(text: str, position: int) -> tuple[Choice, int]:
     options: list[Phrase] = []
     while True:
-        option, at = _phrase(text, at)
+        option, position = _parse_phrase(text, position)
         options.append(option)
-        assert at < len(text), f"a brace is never closed in {text!r}"
-        at += 1
-        if text[at - 1] == "}":
-            return tuple(options), at
+        assert position < len(text), f"a brace is never closed in {text!r}"
+        position += 1
+        if text[position - 1] == "}":
+            return tuple(options), position
 
 
 @lru_cache(maxsize=None)
-def parse(text: str) -> Phrase:
-    phrase, end = _phrase(text, 0)
-    assert end == len(text), f"an unmatched closing brace, or | outside braces, in {text!r}"
+def parse_template(text: str) -> Phrase:
+    phrase, end_position = _parse_phrase(text, 0)
+    assert end_position == len(text), f"an unmatched closing brace, or | outside braces, in {text!r}"
     return phrase
 
 
-class Writer:
+class PhraseWriter:
     """The source of all random choices in texts, so that a seed determines the corpus."""
 
     def __init__(self, seed: int | str) -> None:
-        self.chance = random.Random(seed)
+        self.random_source = random.Random(seed)
 
-    def one(self, options: Sequence[T]) -> T:
-        return options[int(self.chance.random() * len(options))]
+    def choose(self, options: Sequence[Item]) -> Item:
+        return options[int(self.random_source.random() * len(options))]
 
-    def some(self, options: Sequence[T], count: int) -> list[T]:
-        return self.chance.sample(options, count)
+    def sample(self, options: Sequence[Item], num_items: int) -> list[Item]:
+        return self.random_source.sample(options, num_items)
 
-    def number(self, low: int, high: int) -> int:
-        return self.chance.randint(low, high)
+    def shuffle(self, items: list[Item]) -> None:
+        self.random_source.shuffle(items)
 
-    def maybe(self, share: float) -> bool:
-        return self.chance.random() < share
+    def number_between(self, lowest: int, highest: int) -> int:
+        return self.random_source.randint(lowest, highest)
 
-    def _write(self, phrase: Phrase, out: list[str]) -> None:
-        for part in phrase:
-            if isinstance(part, str):
-                out.append(part)
-            else:
-                self._write(self.one(part), out)
+    def happens(self, probability: float) -> bool:
+        return self.random_source.random() < probability
 
-    def say(self, text: str, **slots: object) -> str:
+    def _expand_phrase(self, phrase: Phrase) -> str:
+        return "".join(piece if isinstance(piece, str) else self._expand_phrase(self.choose(piece)) for piece in phrase)
+
+    def expand(self, template: str, **slots: object) -> str:
         """Expand the choices, fill the slots, and correct the articles."""
-        out: list[str] = []
-        self._write(parse(text), out)
-        filled = SLOT.sub(lambda m: str(slots[m[1]]) if m[1] in slots else m[0], "".join(out))
-        return ARTICLE.sub(lambda m: m[1] + ("n " if m[2][-1] in VOWELS else " ") + m[2], filled)
+        def fill_slot(match: re.Match[str]) -> str:
+            return str(slots.get(match[1], match[0]))
 
-    def sentence(self, text: str, **slots: object) -> str:
-        return capital(self.say(text, **slots))
+        def correct_article(match: re.Match[str]) -> str:
+            article_end = "n " if match[2][-1] in VOWELS else " "
+            return match[1] + article_end + match[2]
+
+        filled_text = SLOT_PATTERN.sub(fill_slot, self._expand_phrase(parse_template(template)))
+        return ARTICLE_PATTERN.sub(correct_article, filled_text)
+
+    def sentence(self, template: str, **slots: object) -> str:
+        return capital(self.expand(template, **slots))
+
+    def continue_text(self, text: str, joint_template: str, templates: Iterable[str], **slots: object) -> str:
+        """Append clauses to a text, each after a random joint, and with a capital letter if that is a full stop."""
+        for template in templates:
+            text += self.expand(joint_template)
+            clause = self.expand(template, **slots)
+            text += capital(clause) if text.endswith(". ") else clause
+        return text
 
 
 def capital(text: str) -> str:
@@ -96,9 +114,14 @@ def capital(text: str) -> str:
 
 def after(opening: str, text: str) -> str:
     """Append `text` to an opening, with a capital letter unless the opening ends in the middle of a sentence."""
-    return opening + (text if opening.endswith((", ", "that ", ": ", "; ", "and ")) else capital(text))
+    return opening + (text if opening.endswith(OPEN_ENDS) else capital(text))
 
 
-def listing(words: Sequence[str], last: str = "and") -> str:
+def word_list(words: Sequence[str]) -> str:
     """Join words as in `a, b and c`."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" {last} {words[-1]}"
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" and {words[-1]}"
+
+
+def numbered_lines(texts: Iterable[str]) -> str:
+    """Return a text a line, as in `1. a`."""
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))

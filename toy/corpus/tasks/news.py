@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toy.corpus.tasks.facts import NAMES, family_name, place_name
-from toy.corpus.tasks.grammar import Writer, after, capital
+from toy.corpus.tasks.grammar import PhraseWriter, Slots, Turns, after, capital
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 ROLES = ("mayor", "police chief", "head teacher", "harbour master", "local councillor", "museum director",
@@ -15,13 +15,13 @@ ROLES = ("mayor", "police chief", "head teacher", "harbour master", "local counc
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of news: the event, further facts, and the sentences of a summary for the lead and for each fact."""
+    """One kind of news: what its article says, and what a summary says about it."""
 
     thing: str
     lead: str
-    facts: tuple[str, ...]
-    retold: str
-    details: tuple[str, ...]  # one for each of `facts`, in the same order
+    sentences: tuple[str, ...]  # after the lead
+    short_lead: str
+    short_clauses: tuple[str, ...]  # one for each of `sentences`, in the same order
 
 
 EVENTS = (
@@ -157,48 +157,62 @@ QUOTES = (
     "{<Role> <who>|The <role>, <who>,} {thanked {all helpers|everyone}|spoke of a {turning point|success|tragedy|"
     "surprise}|promised {quick help|an open inquiry|to return|more money}|asked for patience|"
     "was {full of praise|deeply moved|not available}}.")
-SAID = (
+QUOTE_MENTION = (
     "{<who>, {the|a} <role>, {commented on|spoke about|was asked about} {it|the {event|news}}|"
     "{the |}<role> <who> {commented|gave {a statement|a comment}|was quoted|spoke {up|to the press}|reacted}|"
     "{words|a comment} {came|are quoted} from <role> <who>}")
-JOINT = "{. |. |. |. |, and |; |. {Moreover|Also|Besides|In addition|At the same time|Meanwhile}, }"
-ASK = (
+CLAUSE_JOINT = "{. |. |. |. |, and |; |. {Moreover|Also|Besides|In addition|At the same time|Meanwhile}, }"
+SUMMARY_REQUEST = (
     "{Summarise|Summarize|Sum up|Give a {short |}summary of|Write a short summary of|Condense|"
     "What are the main points of|Shorten} {this|the following} {article|text|news story|report}{ in {two|a few} "
     "sentences|}{:|.}")
-OPEN = (
+SUMMARY_OPENING = (
     "{||||In short: |Summary: |The {article|report|text} {says|reports} that |In brief, |"
     "{Here is a|A} {short |}summary: |To sum up, }")
 
 
-def _article(w: Writer, event: Event, told: list[int], slots: dict[str, object]) -> str:
-    rest = [event.facts[i] for i in told] + w.some(QUOTES, w.number(1, 2))
-    w.chance.shuffle(rest)
-    return " ".join(w.sentence(text, **slots) for text in (event.lead, *rest))
+def _article(writer: PhraseWriter, event: Event, reported: list[int], slots: Slots) -> str:
+    later_sentences = [event.sentences[index] for index in reported]
+    later_sentences += writer.sample(QUOTES, writer.number_between(1, 2))
+    writer.shuffle(later_sentences)
+    return " ".join(writer.sentence(template, **slots) for template in (event.lead, *later_sentences))
 
 
-def _summary(w: Writer, event: Event, told: list[int], slots: dict[str, object]) -> str:
-    """Return the lead, then the facts of the article, in random order, joined in several ways."""
-    opening = w.say(OPEN)
-    details = [event.details[i] for i in w.some(told, w.number(2, len(told)))]
-    details.insert(w.number(0, len(details)), SAID)
-    text = w.say(event.retold, **slots)
-    for detail in details:
-        joint = w.say(JOINT)
-        part = w.say(detail, **slots)
-        text += joint + (part if joint[-2] in ",;d" else capital(part))
-    return after(opening, text) + "."
+def _summary(writer: PhraseWriter, event: Event, reported: list[int], slots: Slots) -> str:
+    """Return the lead, then what the article reports, in random order, joined in several ways."""
+    summary_opening = writer.expand(SUMMARY_OPENING)
+
+    chosen = writer.sample(reported, writer.number_between(2, len(reported)))
+    clauses = [event.short_clauses[index] for index in chosen]
+    clauses.insert(writer.number_between(0, len(clauses)), QUOTE_MENTION)
+
+    summary_text = writer.expand(event.short_lead, **slots)
+    summary_text = writer.continue_text(summary_text, CLAUSE_JOINT, clauses, **slots)
+    return after(summary_opening, summary_text) + "."
 
 
-def news(w: Writer) -> tuple[list[str], list[str]]:
+def news(writer: PhraseWriter) -> Turns:
     """Return one article to summarise, and its summary."""
-    event = w.one(EVENTS)
-    thing, role = w.say(event.thing), w.one(ROLES)
-    first, third = (f"{w.one(NAMES)} {family_name(w.chance)}" for _ in range(2))
-    slots: dict[str, object] = {
-        "x": thing, "town": place_name(w.chance), "other": place_name(w.chance), "day": w.one(DAYS),
-        "n": w.number(11, 98), "m": w.number(4, 9), "k": w.number(2, 9), "who": first, "third": third, "role": role,
+    event = writer.choose(EVENTS)
+    event_thing, role = writer.expand(event.thing), writer.choose(ROLES)
+    quoted_name, third_name = (f"{writer.choose(NAMES)} {family_name(writer.random_source)}" for _ in range(2))
+    slots: Slots = {
+        "x": event_thing,
+        "town": place_name(writer.random_source),
+        "other": place_name(writer.random_source),
+        "day": writer.choose(DAYS),
+        "n": writer.number_between(11, 98),
+        "m": writer.number_between(4, 9),
+        "k": writer.number_between(2, 9),
+        "who": quoted_name,
+        "third": third_name,
+        "role": role,
         "Role": capital(role)}
-    told = w.some(range(len(event.facts)), w.number(3, len(event.facts)))
-    asked, article = w.say(ASK), _article(w, event, told, slots)
-    return [f"{asked}\n\n{article}" if w.maybe(0.8) else f"{article}\n\n{asked}"], [_summary(w, event, told, slots)]
+
+    num_sentences = len(event.sentences)
+    reported = writer.sample(range(num_sentences), writer.number_between(3, num_sentences))
+    request_text = writer.expand(SUMMARY_REQUEST)
+    article_text = _article(writer, event, reported, slots)
+    question_paragraphs = [request_text, article_text] if writer.happens(0.8) else [article_text, request_text]
+
+    return ["\n\n".join(question_paragraphs)], [_summary(writer, event, reported, slots)]

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from toy.corpus.tasks.facts import (
     ANIMALS,
     COUNTRIES,
     DEEDS,
     FEASTS,
-    GOODNESS,
     JOBS,
     NAMES,
     PEOPLE,
     REGIONS,
     SIGHTS,
+    TOWN_GOODS,
     TOWNS,
-    Town,
     family_name,
     place_name,
 )
-from toy.corpus.tasks.grammar import Writer, after, capital
+from toy.corpus.tasks.grammar import Exchange, PhraseWriter, Slots, Turns, after
 
-OPEN = (
+Templates = dict[str, tuple[str, str]]  # for an attribute: the question, and the sentence that answers it
+EntryTable = Mapping[str, tuple[object, ...]]
+
+ANSWER_OPENING = (
     "{||||||Good question. |{Sure|Certainly|Gladly}: |As far as I know, |I {believe|think} that |Let me {see|think}: }")
-# question, and the sentence that answers it
-TOWN = {
+TOWN_TEMPLATES: Templates = {
     "region": (
         "{Where is <name>|In which part of the country {is|lies} <name>|What region does <name> {belong to|lie in}}?",
         "{<name> {lies|is|is found|can be found} in <region>|You {will |}find <name> in <region>|"
@@ -54,7 +57,7 @@ TOWN = {
         "{How many people live in <name>|How big is <name>|What is the population of <name>}?",
         "{{about|some|around|roughly} <people> people live there|it has {about|some|nearly} <people> {people|"
         "inhabitants|residents}|the population is {about|near} <people>}")}
-PERSON = {
+PERSON_TEMPLATES: Templates = {
     "job": (
         "{What {was|is} the {job|profession|trade} of <name>|What did <name> do for a living}?",
         "{<name>|this person} {was|worked as|is remembered as|earned a living as} a(n) <job>"),
@@ -67,9 +70,7 @@ PERSON = {
     "deed": (
         "{What is <name> {known|famous|remembered} for|What did <name> achieve|Who was <name>}?",
         "{<name>|the <job>} {<deed>|is {known|famous|remembered} {as|for being} the one who <deed>}")}
-
-
-ANIMAL = {
+ANIMAL_TEMPLATES: Templates = {
     "home": (
         "{Where does a(n) <n> live|What is the home of a(n) <n>}?",
         "{it|the <n>|this animal} {lives|is at home|can be found|makes its home} in <home>"),
@@ -85,7 +86,7 @@ ANIMAL = {
     "kind": (
         "{What kind of animal is a(n) <n>|Is a(n) <n> a bird, a mammal or something else}?",
         "{the|a(n)} <n> is {a kind of|a(n)} <kind>")}
-JOB = {
+JOB_TEMPLATES: Templates = {
     "task": (
         "{What does a(n) <n> do|What is the work of a(n) <n>}?",
         "{a(n) <n>|such a person|someone in this job} <task>{ all day| for others|}"),
@@ -98,7 +99,7 @@ JOB = {
     "need": (
         "{What must a good <n> have|What does one need to become a(n) <n>}?",
         "{the job|it|this work|the profession} {takes|needs|calls for|demands|asks for} <need>")}
-COUNTRY = {
+COUNTRY_TEMPLATES: Templates = {
     "city": (
         "{What is the capital of <n>|Which city is the capital of <n>}?",
         "{the capital {of <n> |}is <city>|<city> is the capital{ of <n>|}}"),
@@ -109,69 +110,100 @@ COUNTRY = {
         "{Which language do people speak in <n>|What language is spoken in <n>}?",
         "{people {there |}speak <language>|the language is <language>|one hears <language> there|"
         "most people use <language>}")}
-JOINT = "{. |. |. |; |. {Also|Besides|By the way|In addition}, |, and }"
+SENTENCE_JOINT = "{. |. |. |; |. {Also|Besides|By the way|In addition}, |, and }"
+PASSAGE_LEAD = "{{Read the text and answer|Answer from the text|Use this passage|Here is a passage}{.|:}\n\n|}"
+PASSAGE_SUBJECT = "{This is about|We speak of|The subject is|Here are some notes on} <name>. "
+QUESTION_LEAD = (
+    "{|||||Please {tell me what you know|answer in a few sentences}. |I have a question. |Quick question: |"
+    "{Can|Could} you tell me this? }")
+ANSWER_END = (
+    "{||||| I hope {this|that} helps{.|!}| That is {all|what} I know{ about it|}.| "
+    "{Would|Do} you {like|want} to know more?| Ask me if you need {more|details}.}")
 
 
-def _facts(w: Writer, says: dict[str, tuple[str, str]], facts: dict[str, object], most: int) -> tuple[str, str]:
-    """Return the question about one attribute, and the answer with some further facts, in random order."""
-    asked, *more = w.some(sorted(says), w.number(min(3, most), min(most, len(says))))
-    text = w.say(says[asked][1], **facts)
-    for key in more:
-        joint, part = w.say(JOINT), w.say(says[key][1], **facts)
-        text += joint + (part if joint[-2] in ",;d" else capital(part))
-    return w.sentence(says[asked][0], **facts), text + "."
+def _exchange(writer: PhraseWriter, templates: Templates, slots: Slots, max_sentences: int = 7) -> Exchange:
+    """Return the question about one attribute, and the answer with some further attributes, in random order."""
+    num_sentences = writer.number_between(3, min(max_sentences, len(templates)))
+    first_attribute, *more_attributes = writer.sample(sorted(templates), num_sentences)
+    question_template, answer_template = templates[first_attribute]
+
+    answer_text = writer.expand(answer_template, **slots)
+    more_templates = [templates[attribute][1] for attribute in more_attributes]
+    answer_text = writer.continue_text(answer_text, SENTENCE_JOINT, more_templates, **slots)
+    return writer.sentence(question_template, **slots), answer_text + "."
 
 
-def _town(w: Writer) -> tuple[str, str]:
-    return _facts(w, TOWN, vars(w.one(TOWNS)), 7)
+def _about_town(writer: PhraseWriter) -> Exchange:
+    return _exchange(writer, TOWN_TEMPLATES, vars(writer.choose(TOWNS)))
 
 
-def _person(w: Writer) -> tuple[str, str]:
-    return _facts(w, PERSON, vars(w.one(PEOPLE)), 4)
+def _about_person(writer: PhraseWriter) -> Exchange:
+    return _exchange(writer, PERSON_TEMPLATES, vars(writer.choose(PEOPLE)))
 
 
-def _passage(w: Writer) -> tuple[str, str]:
+def _unknown_town(writer: PhraseWriter) -> Slots:
+    return {
+        "name": place_name(writer.random_source),
+        "region": writer.choose(REGIONS),
+        "river": place_name(writer.random_source),
+        "good": writer.choose(TOWN_GOODS),
+        "sight": writer.choose(SIGHTS),
+        "feast": writer.choose(FEASTS),
+        "year": writer.number_between(1100, 1950),
+        "people": writer.number_between(2, 95) * 1000}
+
+
+def _unknown_person(writer: PhraseWriter) -> Slots:
+    return {
+        "name": f"{writer.choose(NAMES)} {family_name(writer.random_source)}",
+        "job": writer.choose(sorted(JOBS)),
+        "town": place_name(writer.random_source),
+        "year": writer.number_between(1700, 1960),
+        "deed": writer.choose(DEEDS)}
+
+
+def _about_passage(writer: PhraseWriter) -> Exchange:
     """Return a question about an unknown town or person, with a description of it, and the answer."""
-    if w.maybe(0.5):
-        table = TOWN
-        facts = vars(Town(place_name(w.chance), w.one(REGIONS), place_name(w.chance), w.one(GOODNESS), w.one(SIGHTS),
-                          w.one(FEASTS),
-                          w.number(1100, 1950), w.number(2, 95) * 1000))
+    if writer.happens(0.5):
+        templates, slots = TOWN_TEMPLATES, _unknown_town(writer)
     else:
-        table = PERSON
-        facts = {"name": f"{w.one(NAMES)} {family_name(w.chance)}", "job": w.one(sorted(JOBS)),
-                 "town": place_name(w.chance),
-                 "year": w.number(1700, 1960), "deed": w.one(DEEDS)}
-    told = [w.sentence(table[key][1], **facts) + "." for key in w.some(sorted(table), len(table))]
-    asked, answer = _facts(w, table, facts, 6)
-    lead = w.say("{{Read the text and answer|Answer from the text|Use this passage|Here is a passage}{.|:}\n\n|}")
-    text = w.sentence("{This is about|We speak of|The subject is|Here are some notes on} <name>. ",
-                      **facts) + " ".join(told)
-    return f"{lead}{text}\n\n{asked}", answer
+        templates, slots = PERSON_TEMPLATES, _unknown_person(writer)
+
+    attributes = writer.sample(sorted(templates), len(templates))
+    sentences = [writer.sentence(templates[attribute][1], **slots) + "." for attribute in attributes]
+    question_text, answer_text = _exchange(writer, templates, slots, max_sentences=6)
+
+    passage_lead = writer.expand(PASSAGE_LEAD)
+    passage_text = writer.expand(PASSAGE_SUBJECT, **slots) + " ".join(sentences)
+    return f"{passage_lead}{passage_text}\n\n{question_text}", answer_text
 
 
-def _animal(w: Writer) -> tuple[str, str]:
-    name = w.one(sorted(ANIMALS))
-    return _facts(w, ANIMAL, dict(zip(("home", "food", "kind", "years", "trait"), ANIMALS[name])) | {"n": name}, 5)
+def _about_entry(writer: PhraseWriter, table: EntryTable, columns: Sequence[str], templates: Templates) -> Exchange:
+    """Return an exchange about a random entry of a table, whose columns are slots of the templates; `n` is its name."""
+    entry_name = writer.choose(sorted(table))
+    return _exchange(writer, templates, {"n": entry_name, **dict(zip(columns, table[entry_name]))})
 
 
-def _job(w: Writer) -> tuple[str, str]:
-    name = w.one(sorted(JOBS))
-    return _facts(w, JOB, dict(zip(("place", "tool", "task", "need"), JOBS[name])) | {"n": name}, 4)
+def _about_animal(writer: PhraseWriter) -> Exchange:
+    return _about_entry(writer, ANIMALS, ("home", "food", "kind", "years", "trait"), ANIMAL_TEMPLATES)
 
 
-def _country(w: Writer) -> tuple[str, str]:
-    name = w.one(sorted(COUNTRIES))
-    return _facts(w, COUNTRY, dict(zip(("city", "continent", "language"), COUNTRIES[name])) | {"n": name}, 3)
+def _about_job(writer: PhraseWriter) -> Exchange:
+    return _about_entry(writer, JOBS, ("place", "tool", "task", "need"), JOB_TEMPLATES)
 
 
-def questions(w: Writer) -> tuple[list[str], list[str]]:
+def _about_country(writer: PhraseWriter) -> Exchange:
+    return _about_entry(writer, COUNTRIES, ("city", "continent", "language"), COUNTRY_TEMPLATES)
+
+
+SUBJECTS = (_about_town, _about_town, _about_person, _about_person, _about_passage, _about_passage, _about_passage,
+            _about_animal, _about_job, _about_country)
+
+
+def questions(writer: PhraseWriter) -> Turns:
     """Return one question and its answer."""
-    asked, answer = w.one((_town, _town, _person, _person, _passage, _passage, _passage, _animal, _job, _country))(w)
-    end = w.say("{||||| I hope {this|that} helps{.|!}| That is {all|what} I know{ about it|}.| {Would|Do} you "
-                "{like|want} to know more?| "
-                "Ask me if you need {more|details}.}")
-    lead = w.say("{|||||Please {tell me what you know|answer in a few sentences}. |I have a question. |Quick question: "
-                 "|{Can|Could} you tell me this? }")
-    opening = w.say(OPEN)
-    return [lead + asked], [after(opening, answer) + end]
+    question_text, answer_text = writer.choose(SUBJECTS)(writer)
+    answer_end = writer.expand(ANSWER_END)
+    question_lead = writer.expand(QUESTION_LEAD)
+    answer_opening = writer.expand(ANSWER_OPENING)
+    return [question_lead + question_text], [after(answer_opening, answer_text) + answer_end]
