@@ -15,38 +15,38 @@ from config.presets import ROOT, TOY
 from toy.corpus import dialogues as corpus
 from toy.recipe import llama, pack, teach, tokenizer
 from toy.recipe.llama import OptShape, Shape
-from toy.recipe.train import Hyperparameters
+from toy.recipe.train import ToyHyperparameters
 
 Make = Callable[[str, Path, Path], None]
 HEAD_STEPS = ("head", "deep")  # steps that create heads
-DIALOGUES, SOURCE_BYTES = 72_000, 3_000_000
+DIALOGUES, SOURCE_CHARACTERS = 72_000, 3_000_000
 # The training and size of each model of a family: the chat model, which has the family's name, then its drafters.
-FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
+FAMILIES: dict[str, dict[str, tuple[ToyHyperparameters, Shape]]] = {
     "llama": {
-        "llama": (Hyperparameters("base", steps=1500),
+        "llama": (ToyHyperparameters("base", steps=1500),
                   Shape(layers=8, hidden=192, heads=3, wide=512)),
-        "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1),
+        "draft_a": (ToyHyperparameters("draft_a", steps=700, processes=1, seed=1),
                     Shape(layers=2, hidden=128, heads=2, wide=352)),
-        "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2),
+        "draft_b": (ToyHyperparameters("draft_b", steps=700, processes=1, seed=2),
                     Shape(layers=1, hidden=96, heads=2, wide=256))},
     # A small OPT with a drafter: trained in minutes instead of an hour, and not in the repository.
     "opt": {
-        "opt": (Hyperparameters("opt", steps=500, processes=1, seed=4),
+        "opt": (ToyHyperparameters("opt", steps=500, processes=1, seed=4),
                 OptShape(layers=4, hidden=160, heads=4, wide=640)),
-        "opt_draft": (Hyperparameters("opt_draft", steps=250, processes=1, seed=5),
+        "opt_draft": (ToyHyperparameters("opt_draft", steps=250, processes=1, seed=5),
                       OptShape(layers=1, hidden=96, heads=2, wide=384))}}
 # 600 steps of two processes make too accurate a head (5.9 tokens a pass): stopped early, it is wrong about as often as
 # public heads, and the schedules that this repository compares differ.
-HEAD = Hyperparameters("head", steps=240, processes=1, warm_up=30, rate=2e-3, seed=3)
+HEAD = ToyHyperparameters("head", steps=240, processes=1, warm_up=30, rate=2e-3, seed=3)
 # The head that does not drift: 225 steps on the chat model's features, 75 more with words, 140 on its own outputs. A
 # third more of the former make too accurate a head, as above.
-DEEP = Hyperparameters("deep", steps=440, processes=1, warm_up=30, own_steps=140,
+DEEP = ToyHyperparameters("deep", steps=440, processes=1, warm_up=30, own_steps=140,
                        rate=2e-3, seed=3, batch=32)
 
 
 def data(family: str, work_dir: Path, out_dir: Path) -> None:
     """Write the dialogues and gather the standard library's source (seconds)."""
-    corpus.write(work_dir, DIALOGUES, SOURCE_BYTES)
+    corpus.write(work_dir, DIALOGUES, SOURCE_CHARACTERS)
 
 
 def pieces(family: str, work_dir: Path, out_dir: Path) -> None:
@@ -85,7 +85,7 @@ def head(family: str, work_dir: Path, out_dir: Path) -> None:
 
 def deep(family: str, work_dir: Path, out_dir: Path) -> None:
     """Train the head that does not drift, finally on its own outputs (a quarter of an hour)."""
-    teach.fit_deep(DEEP, work_dir, out_dir / family, out_dir / "eagle_deep")
+    teach.fit(DEEP, work_dir, out_dir / family, out_dir / "eagle_deep")
 
 
 def questions(family: str, work_dir: Path, out_dir: Path) -> None:

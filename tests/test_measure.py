@@ -7,7 +7,7 @@ import torch
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from scripts import bench, make_toy
-from toy.recipe.llama import ATTENTION, OptShape, Shape, export, words_of
+from toy.recipe.llama import ATTENTION, OptShape, Shape, export, logits_of
 
 
 @pytest.mark.parametrize("words", [
@@ -68,7 +68,7 @@ def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     ids = [5, 9, 77, 4000, 9, 12, 1]
-    trained = words_of(model, torch.tensor([ids]))[0].float()
+    trained = logits_of(model, torch.tensor([ids]))[0].float()
     export(model, tmp_path)
     whole = Whole(Unfolded(tmp_path), torch.float32, "cpu")
     torch.testing.assert_close(trained,

@@ -30,7 +30,7 @@ from tests.saved import FORM, here, save_tokenizer, token_ids
 from tests.test_families import MODELS, config_class
 from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
-from toy.recipe.teach import dialogues
+from toy.recipe.teach import dialogue_rows
 from train import own
 from train.course import WHOLE, BatchShare, Course, rate_at
 from train.data import TokenRow, draw, make_row, read_conversations
@@ -522,7 +522,7 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
         file.write(json.dumps([[f"Please answer in a few sentences. {bundled[-1]}"], ["No."]]) + "\n")
     text = Text(ROOT / "toy" / "llama")
     said = [text.decode(row.ids[row.answers].tolist()).strip()
-            for row in dialogues(tmp_path, text.folder, 3)]
+            for row in dialogue_rows(tmp_path, text.folder, 3)]
     assert said == ["Red.", "Fox."]
 
 

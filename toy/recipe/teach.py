@@ -4,94 +4,112 @@ not, on its dialogues.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from toy.corpus import dialogues as corpus
-from toy.recipe.pack import HELD_ROWS, LENGTH, Rows
-from toy.recipe.train import Hyperparameters, begin, join, launch
+from toy.recipe.pack import NUM_HELD_OUT, ROW_LENGTH, PackedRows
+from toy.recipe.train import ToyHyperparameters, begin, join, launch
 from train.course import Course
-from train.data import TokenRow, draw, make_row
+from train.data import TokenRow, batch_at, make_row
 from train.eagle import heads
 from train.eagle.loss import DEPTHS, Objective, Task, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher
 
-# EAGLE gives words a weight of 0.1 relative to features, adds noise, and never reads its own guesses. Here the steps
-# are few and words count more; the second pass keeps deep guesses good.
-METHOD = Objective(passes=2, word_weight=1.0)
+
+class HeadLessons(NamedTuple):
+    """What a head learns: the parts of its training, and its rows."""
+
+    parts: list[Objective]
+    batch_of: Callable[[int], list[TokenRow]]  # the rows of the batch with this number
+    held_out_rows: list[TokenRow]
 
 
-def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[TokenRow]:
+def answer_rows(token_ids: Tensor, weights: Tensor) -> list[TokenRow]:
     """Return packed rows for the training of heads, where only answers and source code count."""
-    return [TokenRow(*row) for row in zip(ids, weights == 1)]
+    return [TokenRow(*row) for row in zip(token_ids, weights == 1)]
 
 
-def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
-    join(rank, plan, port)
-    teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
-    task = Task(teacher, heads.new_head(teacher, heads.describe(teacher), None, plan.seed), METHOD)
-    rows, course = Rows(work, plan.seed), begin(plan, task.head, work)
+def packed_lessons(plan: ToyHyperparameters, work_dir: Path) -> HeadLessons:
+    """Return the lessons of the head that drifts.
 
-    def lesson(step: int) -> dict[str, float]:
-        return task.learn(rows_of(*rows.batch(step, plan.batch, rank, plan.processes)), (plan.seed, step))
+    EAGLE gives words a weight of 0.1 relative to features, adds noise, and never reads its own guesses. Here the steps
+    are few and words count more; the second pass keeps deep guesses good.
+    """
+    packed_rows = PackedRows(work_dir, plan.seed)
+    held_out_rows = [row for batch in packed_rows.held_out() for row in answer_rows(*batch)]
 
-    course.run(lesson)
-    if rank == 0:
-        held = [row for batch in rows.held() for row in rows_of(*batch)]
-        _finish(plan, task, course, held, target)
+    def batch_of(batch_number: int) -> list[TokenRow]:
+        return answer_rows(*packed_rows.batch(batch_number, plan.batch))
 
-
-def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[TokenRow], target: Path) -> None:
-    """Print the agreement of the head on the held-out rows, and write the head."""
-    agreement = task.agreement(held, DEPTHS)
-    shown = ", ".join(f"{depth}: {found:.3f}" for depth, found in zip(DEPTHS, agreement))
-    print(f"{plan.name}: {course.seconds:.0f} s, agreement by own guesses below {shown}", flush=True)
-    target.mkdir(parents=True, exist_ok=True)
-    config = {**heads.describe(task.teacher), "unrolled_passes": task.method.passes}
-    heads.write(task.head, config, target, task.teacher.stored)
+    return HeadLessons([Objective(passes=2, word_weight=1.0, steps=plan.steps)], batch_of, held_out_rows)
 
 
-def dialogues(work: Path, base_dir: Path, count: int) -> list[TokenRow]:
-    """Return the first `count` dialogues of the corpus as rows, where answers count, without those with a bundled
-    question in their first question."""
+def dialogue_lessons(plan: ToyHyperparameters, work_dir: Path, base_dir: Path) -> HeadLessons:
+    """Return the lessons of the head that does not drift: its last `own_steps` read its own outputs."""
+    parts = [*teacher_parts(plan.steps - plan.own_steps, noise=0.1, word_weight=0.1), own_part(plan.own_steps)]
+    num_trained = plan.steps * plan.batch * plan.processes
+    rows = dialogue_rows(work_dir, base_dir, num_trained + NUM_HELD_OUT)
+    trained_rows, held_out_rows = rows[:-NUM_HELD_OUT], rows[-NUM_HELD_OUT:]
+
+    def batch_of(batch_number: int) -> list[TokenRow]:
+        return batch_at(batch_number, trained_rows, plan.batch, plan.seed)
+
+    return HeadLessons(parts, batch_of, held_out_rows)
+
+
+def dialogue_rows(work_dir: Path, base_dir: Path, num_dialogues: int) -> list[TokenRow]:
+    """Return the first dialogues of the corpus as rows, where answers count, without those with a bundled question in
+    their first question."""
     text, rows = Text(base_dir), []
-    bundled = corpus.bundled_questions(work)
-    for questions, answers in islice(corpus.read(work, "dialogues"), count):
-        if not any(question in questions[0] for question in bundled):
+    bundled_questions = corpus.bundled_questions(work_dir)
+
+    for questions, answers in islice(corpus.read(work_dir, "dialogues"), num_dialogues):
+        if not any(question in questions[0] for question in bundled_questions):
             talk = list(chain.from_iterable(zip(questions, answers)))
-            rows.append(make_row(text, talk, "vicuna", LENGTH))
+            rows.append(make_row(text, talk, "vicuna", ROW_LENGTH))
     return [row for row in rows if row is not None]
 
 
-def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
+def _train(rank: int, plan: ToyHyperparameters, port: int, work_dir: Path, base_dir: Path, target_dir: Path) -> None:
     join(rank, plan, port)
-    teacher = Teacher(Checkpoint(base_dir), torch.float32, torch.device("cpu"))
+    dtype = torch.float32 if plan.own_steps else torch.bfloat16
+    teacher = Teacher(Checkpoint(base_dir), dtype, torch.device("cpu"))
     head = heads.new_head(teacher, heads.describe(teacher), None, plan.seed)
-    parts = [*teacher_parts(plan.steps - plan.own_steps, noise=0.1, word_weight=0.1), own_part(plan.own_steps)]
-    tasks = [Task(teacher, head, part) for part in parts]
-    needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
-    rows, course = dialogues(work, base_dir, needed), begin(plan, head, work)
-    held, trained = rows[-HELD_ROWS:], rows[:-HELD_ROWS]
+    lessons = dialogue_lessons(plan, work_dir, base_dir) if plan.own_steps else packed_lessons(plan, work_dir)
+    tasks = [Task(teacher, head, part) for part in lessons.parts]
+    course = begin(plan, head, work_dir)
 
     def lesson(step: int) -> dict[str, float]:
-        first = (step * plan.processes + rank) * plan.batch
-        chosen = draw(len(trained), plan.seed, first, plan.batch)
-        return tasks[part_at(step, parts)].learn([trained[i] for i in chosen], (plan.seed, step, rank))
+        task = tasks[part_at(step, lessons.parts)]
+        return task.learn(lessons.batch_of(plan.batch_number(step, rank)), (plan.seed, step, rank))
 
     course.run(lesson)
     if rank == 0:
-        _finish(plan, tasks[-1], course, held, target)
+        _finish(course, tasks[-1], lessons.held_out_rows, target_dir)
 
 
-def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train the head to the end, from the last checkpoint if one exists, and write it to `target`."""
-    launch(_train, plan, work, base_dir, target)
+def _finish(course: Course, task: Task, held_out_rows: list[TokenRow], target_dir: Path) -> None:
+    """Print the agreement of the head on the held-out rows, and write the head."""
+    agreements = zip(DEPTHS, task.agreement(held_out_rows, DEPTHS))
+    shown_agreements = ", ".join(f"{depth}: {agreement:.3f}" for depth, agreement in agreements)
+    print(f"{course.plan.name}: {course.seconds:.0f} s, agreement by own guesses below {shown_agreements}", flush=True)
+
+    target_dir.mkdir(parents=True, exist_ok=True)
+    config = {**heads.describe(task.teacher), "unrolled_passes": task.method.passes}
+    heads.write(task.head, config, target_dir, task.teacher.stored)
 
 
-def fit_deep(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train the head that does not drift, and write it to `target`; the last `own_steps` read its own outputs."""
-    launch(_train_deep, plan, work, base_dir, target)
+def fit(plan: ToyHyperparameters, work_dir: Path, base_dir: Path, target_dir: Path) -> None:
+    """Train a head to the end, from the last checkpoint if one exists, and write it to `target_dir`.
+
+    With `own_steps` it is the head that does not drift.
+    """
+    launch(_train, plan, work_dir, base_dir, target_dir)

@@ -16,17 +16,18 @@ import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
 
-from train import course
-from train.course import Course
+from train.course import Course, Hyperparameters
 
 # By default freed pages return to the kernel, and faulting them in again costs as much as the arithmetic at this size.
-SETTINGS = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8000000000",
-            "MALLOC_TOP_PAD_": "268435456",
-            "OMP_NUM_THREADS": "1"}
+PROCESS_SETTINGS = {
+    "MALLOC_TRIM_THRESHOLD_": "8000000000",
+    "MALLOC_MMAP_THRESHOLD_": "8000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+    "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
-class Hyperparameters(course.Hyperparameters):
+class ToyHyperparameters(Hyperparameters):
     """The hyperparameters of one of the bundled models."""
 
     rate: float = 4e-3
@@ -36,14 +37,18 @@ class Hyperparameters(course.Hyperparameters):
     batch: int = 4  # rows per process and step
     processes: int = 2
 
+    def batch_number(self, step: int, rank: int) -> int:
+        """Return the number of a process's batch among the batches of all processes."""
+        return step * self.processes + rank
 
-def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path) -> Course:
+
+def begin(plan: ToyHyperparameters, model: torch.nn.Module, work_dir: Path) -> Course:
     """Return the training of one process, from its last checkpoint if one exists; rank 0 shows the bar and saves."""
     terms = {name: value for name, value in asdict(plan).items() if name != "saved_every"}
-    return Course(plan, model, work / f"{plan.name}.pt", terms, Accelerator(cpu=True))
+    return Course(plan, model, work_dir / f"{plan.name}.pt", terms, Accelerator(cpu=True))
 
 
-def join(rank: int, plan: Hyperparameters, port: int) -> None:
+def join(rank: int, plan: ToyHyperparameters, port: int) -> None:
     """Prepare a training process: one thread, its seed, and the address of the others."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
@@ -52,10 +57,10 @@ def join(rank: int, plan: Hyperparameters, port: int) -> None:
                           LOCAL_WORLD_SIZE=str(plan.processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def launch(work: Callable[..., None], plan: Hyperparameters, *values: object) -> None:
-    """Start `work(rank, plan, port, *values)` in each process and wait for the end."""
-    os.environ.update(SETTINGS)  # before the start of the children, as a process reads them only at its start
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(work, args=(plan, port, *values), nprocs=plan.processes)
+def launch(train_process: Callable[..., None], plan: ToyHyperparameters, *more_arguments: object) -> None:
+    """Start `train_process(rank, plan, port, *more_arguments)` in each process and wait for the end."""
+    os.environ.update(PROCESS_SETTINGS)  # before the start of the children, as a process reads them only at its start
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
+    mp.spawn(train_process, args=(plan, port, *more_arguments), nprocs=plan.processes)
