@@ -101,6 +101,28 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
+def sentence_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one sentence with which a command has to refuse its words; it prints nothing else."""
+    def run_to_sentence(command: Callable[..., int], *arguments: Any) -> str:
+        assert command(*arguments) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.startswith("flowspec: ") and printed.err.count("\n") == 1
+        return printed.err
+
+    return run_to_sentence
+
+
+@pytest.fixture
+def output_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command prints to stdout that has to succeed."""
+    def run_to_end(command: Callable[..., int], *arguments: Any) -> str:
+        assert command(*arguments) == 0
+        return capsys.readouterr().out
+
+    return run_to_end
+
+
+@pytest.fixture
 def answer_to(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The first line that a command with these words prints, which is its answer."""
     from tests.saved import here

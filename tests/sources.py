@@ -76,6 +76,11 @@ def python_files() -> tuple[Source, ...]:
                  if name.endswith(".py") and not any(part.startswith(".") for part in Path(name).parts))
 
 
+def project_text(name: str | Path) -> str:
+    """What a page of the documentation says, or another file of the project."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
 def measured_files() -> list[Source]:
     """The files whose code is measured: without tests, and without the recipe of the bundled models."""
     return [source for source in python_files() if source.parts[0] not in NOT_SOURCE]

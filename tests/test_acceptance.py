@@ -2,13 +2,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from dataclasses import replace
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
 from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, rate
@@ -16,7 +13,8 @@ from eval.dsi.command import main
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
 from tests.checkpoints import refused
-from tests.saved import save_model
+from tests.json_files import load_json
+from tests.saved import save_drafter, save_model
 from tests.tiny import TINY
 
 NAN = math.nan
@@ -29,31 +27,20 @@ def matches(text):
     return [int(sign == "M") for sign in text]
 
 
-def save_off(folder, noise):
-    """The tiny model with weights that are a little off."""
-    save_model(folder)
-    generator = torch.Generator().manual_seed(7)
-    tensors = load_file(folder / "model.safetensors")
-    for name, x in tensors.items():
-        if x.dim() > 1:
-            tensors[name] = x + noise * torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+@pytest.fixture(scope="module")
+def target(saved):
+    return open_model(str(saved / "base"), CONFIG)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair") / "target"
-    save_model(folder)
+def drafter(saved, tmp_path_factory):
+    """The target with weights that are a little off."""
+    folder = tmp_path_factory.mktemp("pair") / "drafter"
+    save_drafter(saved / "base", folder, 0.05)
     return open_model(str(folder), CONFIG)
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory):
-    return open_model(str(save_off(tmp_path_factory.mktemp("pair") / "drafter", 0.05)), CONFIG)
-
-
-@pytest.mark.parametrize(("texts", "likeliest", "prefix", "of_runs", "original"), [
+@pytest.mark.parametrize("texts, likeliest, prefix, of_runs, original", [
     ([], NAN, NAN, NAN, NAN),
     ([""], NAN, NAN, NAN, NAN),
     (["MMMM"], 1, 4 / 5, NAN, 4 / 5),
@@ -128,16 +115,16 @@ def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_p
     folders = [f"target={target.name}", f"draft={drafter.name}", "dtype=float64", "template=none", "max_new_tokens=8"]
     code = main(["acceptance", *folders, "sets=qa,sum", "num_examples=2", f"traces={tmp_path / 'traces.json'}"])
     printed = capsys.readouterr().out
-    records = json.loads((tmp_path / "traces.json").read_text())
+    records = load_json(tmp_path / "traces.json")
     assert code == 0 and len(records) == 4
     assert {match for one in records for match in one} <= {0, 1}
     assert f"{rate(records).value:.3f}" in printed and "all" in printed
 
 
 @pytest.mark.parametrize("command", ["acceptance", "latency", "table"])
-def test_a_set_that_will_not_do_is_refused_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
+def test_a_set_that_will_not_do_is_refused_before_a_model_is_loaded(command, tmp_path, monkeypatch, sentence_of):
     spoiled = tmp_path / "tasks.jsonl"
     spoiled.write_text('{"instruction": "Name a bird."}')
     monkeypatch.setattr(importlib.import_module(f"eval.dsi.{command}"), "open_model", None)
-    assert main([command, f"sets=qa,mbpp:{spoiled}", "num_examples=1"]) == 2
-    assert f"line 1 of {spoiled} is none of mbpp" in capsys.readouterr().err
+    sentence = sentence_of(main, [command, f"sets=qa,mbpp:{spoiled}", "num_examples=1"])
+    assert f"line 1 of {spoiled} is none of mbpp" in sentence

@@ -65,7 +65,7 @@ def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
     assert judged(RunConfig(draft="suffix", template="own"), RunConfig()) == ""
 
 
-@pytest.mark.parametrize(("own", "other", "message"), [
+@pytest.mark.parametrize("own, other, message", [
     ({}, {"trace": "mine"}, "trace=FOLDER, but rank 0 with none"), ({"trace": "a"}, {"trace": "b"}, ""),
     ({"pipeline_type": "tp"}, {"pipeline_type": "galaxy"}, "pipeline_type=galaxy, but rank 0 with tp"),
     ({"ablate": "prune"}, {"ablate": "thrift"}, "ablate=thrift, but rank 0 with prune"),

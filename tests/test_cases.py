@@ -1,7 +1,6 @@
 """The reference cases of the paper's offline simulator: all are met, and one that is not is named."""
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,22 +9,33 @@ import pytest
 from config.presets import ROOT
 from eval.dsi.cases import half_unit
 from eval.dsi.command import main
+from tests.json_files import load_json, save_json
 
 FILE = ROOT / "tests" / "golden" / "dsi" / "cases.json"
-GROUPS = json.loads(FILE.read_text())["groups"]
+GROUPS = load_json(FILE)["groups"]
 ALL = [case for cases in GROUPS.values() for case in cases]
 
 
 def exit_code(folder: Path, *cases: dict) -> int:
     """The exit code for a file of these cases."""
     path = folder / "cases.json"
-    path.write_text(json.dumps({"groups": {"mine": cases}}))
+    save_json(path, {"groups": {"mine": cases}})
     return main(["cases", str(path)])
 
 
-def test_all_reference_cases_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cases", str(FILE)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def analytic(quantity, inputs, **expected):
+    """A case of what a formula says."""
+    return {"id": "x", "kind": "analytic", "quantity": quantity, "inputs": inputs, "expected": expected}
+
+
+def visible(acceptance, lookahead, **expected):
+    """A case of the share of verifications that a text waits for."""
+    return analytic("fraction of target forwards that cost latency", {"a": acceptance, "lookahead": lookahead},
+                    **expected)
+
+
+def test_all_reference_cases_agree(output_of):
+    lines = output_of(main, ["cases", str(FILE)]).splitlines()
     assert [line.split(",")[0].split() for line in lines] == [
         ["offline_deterministic", "36", "of", "36", "agree"], ["offline_traces", "24", "of", "24", "agree"],
         ["analytic", "40", "of", "40", "agree"], ["all", "100", "of", "100", "agree"]]
@@ -44,8 +54,8 @@ def numbers(value: object, path: tuple = ()):
 
 
 @pytest.mark.parametrize("case", ALL[::6] + ALL[-5:], ids=lambda case: case["id"])
-def test_every_single_value_of_a_case_is_compared(case: dict, tmp_path: Path,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_single_value_of_a_case_is_compared(case, tmp_path,
+                                                  capsys):
     outside = ("params", "inputs", "accept_draws", "pad_with", "rel_tol")
     expected = {key: value for key, value in case.items() if key not in outside}
     for path in numbers(expected):
@@ -59,12 +69,10 @@ def test_every_single_value_of_a_case_is_compared(case: dict, tmp_path: Path,
         assert f"\n{case['id']}: {path[0]}" in shown and "1 of 2 agree" in shown.splitlines()[-1]
 
 
-def test_an_analytic_value_may_be_rounded_and_a_counted_one_may_not(tmp_path: Path) -> None:
-    case = {"id": "x", "kind": "analytic", "quantity": "fraction of target forwards that cost latency",
-            "inputs": {"a": 0.7, "lookahead": 3}, "expected": {"visible_fraction": 0.66, "mp_breakeven": 1.52}}
-    assert exit_code(tmp_path, case) == 0
-    case["expected"] = {"visible_fraction": 0.66, "mp_breakeven": 1.53}
-    assert exit_code(tmp_path, case) == 1
+def test_an_analytic_value_may_be_rounded_and_a_counted_one_may_not(tmp_path):
+    assert exit_code(tmp_path, visible(0.7, 3, visible_fraction=0.66, mp_breakeven=1.52)) == 0
+    assert exit_code(tmp_path, visible(0.7, 3, visible_fraction=0.66, mp_breakeven=1.53)) == 1
+
     counted = deepcopy(GROUPS["offline_traces"][1])
     counted["dsi"]["cost"] = 2.91
     assert exit_code(tmp_path, counted) == 1
@@ -74,36 +82,30 @@ def test_an_analytic_value_may_be_rounded_and_a_counted_one_may_not(tmp_path: Pa
     assert half_unit(40) == pytest.approx(0.5)
 
 
-def test_what_a_file_rounds_is_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = {"id": "x", "kind": "analytic", "quantity": "fraction of target forwards that cost latency",
-            "inputs": {"a": 0.5, "lookahead": 2}, "expected": {"visible_fraction": 0.75, "mp_breakeven": 1.33}}
-    assert exit_code(tmp_path, case) == 0
+def test_what_a_file_rounds_is_no_deviation(tmp_path, capsys):
+    assert exit_code(tmp_path, visible(0.5, 2, visible_fraction=0.75, mp_breakeven=1.33)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         "all                         1 of 1 agree, worst deviation 0.0e+00, not counting 1 rounded in the file")
-    case["expected"] = {"visible_fraction": 0.6, "mp_breakeven": 1.33}
-    assert exit_code(tmp_path, case) == 1
+    assert exit_code(tmp_path, visible(0.5, 2, visible_fraction=0.6, mp_breakeven=1.33)) == 1
     assert "0 of 1 agree, worst deviation 2.5e-01, not counting 1 rounded" in capsys.readouterr().out
 
 
-def test_servers_that_are_too_few_are_waited_for(tmp_path: Path) -> None:
+def test_servers_that_are_too_few_are_waited_for(tmp_path):
     """Two servers, a verification after every draft of 0.3, the newest first: of 0, 1, 3, 4, 6 and 7 drafts."""
-    case = {"kind": "analytic", "quantity": "number of output tokens",
-            "inputs": {"target_latency": 1, "drafter_latency": 0.3, "lookahead": 1, "SP": 2,
-                       "times": {"a": 0.5, "b": 1, "c": 1.5, "d": 2.2, "e": 2.5, "f": 3}},
-            "expected": {"best": {"dsi": [0, 1, 2, 4, 5, 7],
-                                  "si": [0, 0, 2, 2, 2, 4]},
-                         "worst": {"dsi": [0, 1, 1, 2, 2, 3]}}}
+    case = analytic("number of output tokens",
+                    {"target_latency": 1, "drafter_latency": 0.3, "lookahead": 1, "SP": 2,
+                     "times": {"a": 0.5, "b": 1, "c": 1.5, "d": 2.2, "e": 2.5, "f": 3}},
+                    best={"dsi": [0, 1, 2, 4, 5, 7], "si": [0, 0, 2, 2, 2, 4]}, worst={"dsi": [0, 1, 1, 2, 2, 3]})
     assert exit_code(tmp_path, case) == 0
 
 
-def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_all(tmp_path: Path) -> None:
+def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_all(tmp_path):
     assert 0.3 // 0.1 == 2
-    case = {"kind": "analytic", "quantity": "number of output tokens",
-            "inputs": {"target_latency": 0.1, "drafter_latency": 0.1, "lookahead": 2, "SP": 2,
-                       "times": {"a": 0.3, "b": 0.09}},
-            "expected": {"best": {"nonsi": [3, 0],
-                                  "si": [3, 0], "dsi": [3, 0]},
-                         "worst": {"nonsi": [3, 0], "si": [1, 0], "dsi": [3, 0]}}}
+    case = analytic("number of output tokens",
+                    {"target_latency": 0.1, "drafter_latency": 0.1, "lookahead": 2, "SP": 2,
+                     "times": {"a": 0.3, "b": 0.09}},
+                    best={"nonsi": [3, 0], "si": [3, 0], "dsi": [3, 0]},
+                    worst={"nonsi": [3, 0], "si": [1, 0], "dsi": [3, 0]})
     assert exit_code(tmp_path, case) == 0
 
 
@@ -125,19 +127,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_case_that_makes_no_sense_is_refused_in_one_sentence(name: str, tmp_path: Path,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_makes_no_sense_is_refused_in_one_sentence(name, tmp_path, sentence_of):
     case, message = WRONG[name]
-    assert exit_code(tmp_path, TRACE, case) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert message in sentence_of(exit_code, tmp_path, TRACE, case)
 
 
-def test_nan_does_not_agree(tmp_path: Path) -> None:
+def test_nan_does_not_agree(tmp_path):
     assert exit_code(tmp_path, {**ANALYTIC, "expected": float("nan")}) == 1
 
 
-def test_the_help_names_the_file_of_the_reference_cases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_the_file_of_the_reference_cases(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["cases", "--help"])
     assert "tests/golden/dsi/cases.json" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def settled(words, kind=None):
     return [word for word in resolve(words, kind).words if not word.startswith("kernel=")]
 
 
-def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(capsys):
+def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(error_of, capsys):
     words = ["toy", "pipeline_type=auto", "prompt=Hello"]
     assert run(generate.GENERATE, words) == 2
     assert serve.main([*words[:2], "port=0"]) == 2
@@ -31,8 +31,7 @@ def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(capsys):
     first_error, second_error = capsys.readouterr().err.splitlines()
     assert first_error == second_error and first_error.endswith("by python3 -m scripts.plan profile=NAME")
 
-    assert evaluate("emulated", ["pipeline_type=auto"]) == 2
-    assert "write methods=NAME,NAME" in capsys.readouterr().err
+    assert "write methods=NAME,NAME" in error_of(evaluate, "emulated", ["pipeline_type=auto"])
 
 
 def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_are_left_open(tmp_path, capsys):
@@ -56,6 +55,12 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert printed == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
 
 
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+
+
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, chosen_keys", [
     (["toy"], ("continuous", "eagle")), (["smollm2", "stages=4"], ("continuous", "eagle+suffix")),
     (["toy", "profile=wifi"], ("streaming", "eagle+suffix")), (["toy", "hosts=x"], ("streaming", "eagle+suffix")),
@@ -64,7 +69,6 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     (["toy", "profile=wifi", "pipeline_type=continuous"], ("continuous", "eagle")),
     (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
 def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(words, chosen_keys, monkeypatch):
-    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
     monkeypatch.setattr("launch.words.words_of_preset", lambda preset, root, raw: [])
     run = parse(settled(words))
     assert (run.pipeline_type, run.draft) == chosen_keys
@@ -73,21 +77,21 @@ def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(w
         assert (served.pipeline_type, served.draft) == chosen_keys
 
 
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, expected", [
     (["smollm2"], "1"), (["base_dir=x", "template=none"], "1"), (["toy"], "0+2+2+2+2"), (["smollm2", "stages=3"], "3"),
     (["smollm2", "profile=wifi"], "0+7+7+8+8"), (["smollm2", "hosts=x"], "0+7+7+8+8")])
-def test_on_one_machine_a_single_stage_is_the_default(words, expected, monkeypatch):
-    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+def test_on_one_machine_a_single_stage_is_the_default(words, expected):
     assert parse(settled(words)).stages == expected
 
 
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, kernel, expected", [
     (["smollm2"], "native", "threads"), (["smollm2", "stages=1"], "native", "threads"),
     (["smollm2"], "torch", "sockets"), (["smollm2", "stages=2"], "native", "sockets"),
     (["smollm2", "link=sockets"], "native", "sockets"), (["smollm2", "stages=1", "profile=wifi"], "native", "sockets"),
     (["smollm2", "stages=1", "hosts=x"], "native", "sockets")])
 def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch):
-    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
     monkeypatch.setattr("launch.words._kernel", lambda typed_kernel: {"kernel": (kernel, "")})
     assert parse(settled(words)).link == expected
     assert parse(settled(words, EvalConfig), kind=EvalConfig).run.link == "sockets"

@@ -9,7 +9,7 @@ from config.cli import EXAMPLES
 from config.methods import METHODS
 from config.presets import ROOT
 from config.schema.families import FAMILIES
-from tests.sources import FLOORS
+from tests.sources import FLOORS, project_text
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -29,27 +29,27 @@ def needs_the_toy(command):
 
 
 def blocks(path, language):
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    return re.findall(rf"```{language}\n(.*?)```", project_text(path), re.S)
 
 
 def test_methods_md_has_a_section_for_every_method():
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = project_text("docs/methods.md")
     assert re.findall(r"^## (\w+): ", page, re.M) == list(METHODS)
 
 
 def test_the_readme_has_a_table_of_five_methods():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `(\w+)` \|", project_text("README.md"), re.M)
     assert len(rows) == 5 and set(rows) <= METHODS.keys()
 
 
 def test_every_file_that_the_documentation_links_to_exists():
     for path in DOCS:
-        for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+        for link in re.findall(r"\]\((?!http)([^)#]+)", project_text(path)):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
 
 
 def test_every_room_is_in_the_structure():
-    page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    page = project_text("docs/structure.md")
     rooms = {path.parent.relative_to(ROOT).as_posix()
              for folder in FLOORS for path in (ROOT / folder).rglob("*.py")}
     assert {room for room in rooms if f"{room}/" not in page} == set()
@@ -57,13 +57,13 @@ def test_every_room_is_in_the_structure():
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_the_documentation_keeps_to_ordinary_words(path):
-    text = " ".join(path.read_text(encoding="utf-8").split())
+    text = " ".join(project_text(path).split())
     assert re.findall(rf"\b({'|'.join(UNUSUAL)})\b", text, re.I) == []
 
 
 def test_commands_for_the_toy_name_it():
     """Else they would run the model that is there where none is named."""
-    texts = [EXAMPLES, *(path.read_text(encoding="utf-8") for path in DOCS)]
+    texts = [EXAMPLES, *(project_text(path) for path in DOCS)]
     commands = [found for text in texts
                 for found in re.findall(r"bash (?:run_\w+|tp/run_tp)\.sh[^`#\n]*", text)]
     asked = [command for command in commands if needs_the_toy(command)]
@@ -73,8 +73,8 @@ def test_commands_for_the_toy_name_it():
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_every_heading_that_the_documentation_links_to_exists(path):
-    for link, heading in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", path.read_text(encoding="utf-8")):
-        there = (path.parent / link if link else path).read_text(encoding="utf-8")
+    for link, heading in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", project_text(path)):
+        there = project_text(path.parent / link if link else path)
         assert heading in map(anchor, re.findall(r"^#+ (.+)$", there, re.M)), f"{link}#{heading}"
 
 
@@ -86,13 +86,13 @@ def test_the_readmes_program_runs_in_few_lines(capfd):
 
 
 def test_the_families_of_the_readme_are_those_of_the_page_on_models():
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    page = project_text("docs/models.md")
     table = page.partition("## Families")[2].partition("- **Tests.**")[0]
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `")][1:]
     kinds = {kind for row in rows for kind in re.findall(r"`(\w+)`", row[1])}
     cells = (re.sub(r"\(.*?\)|1 to 3\.2|also 16k|but 350m|dense", "", row[2]) for row in rows)
     models = {name.strip() for cell in cells for name in re.split("[,;]", cell)} - {""}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = project_text("README.md")
     listed = readme.partition("[Families](docs/models.md#families): ")[2].partition(". Others")[0]
     assert kinds == set(FAMILIES)
     assert {name.strip() for name in " ".join(listed.split()).split(",")} == models

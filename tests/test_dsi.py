@@ -1,7 +1,6 @@
 """`pipeline_type=dsi` as a person types it: over threads and processes, with what can go wrong."""
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -10,7 +9,9 @@ from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.prepare import open_part, prepare
 from launch.split.write import Layout, split
+from tests.checkpoints import refused
 from tests.forked import ranks
+from tests.json_files import load_json
 from tests.saved import ASK, here, reference, token_ids
 from tp.links import Placement
 
@@ -35,7 +36,7 @@ def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp
     with ranks(tmp_path / "ranks", words, 4) as run:
         assert run.codes(120) == [0] * 4, run.text(0)
     assert token_ids(tmp_path / "out.json") == reference(1.0)
-    events = json.loads((tmp_path / "trace" / "trace.json").read_text())["traceEvents"]
+    events = load_json(tmp_path / "trace" / "trace.json")["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}
     assert {(rank, "forward") for rank in (1, 2, 3)} <= named
 
@@ -51,7 +52,7 @@ def test_too_few_replicas_are_reported_with_the_number_that_would_do(tmp_path, c
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     (["replicas=0x1"], "is split as 0+2+2, not for copies of 1 stages: leave the stages out of replicas="),
     (["replicas=1x2"], "")])
 def test_a_split_for_other_replicas_is_refused(saved, capsys, words, message):
@@ -59,19 +60,18 @@ def test_a_split_for_other_replicas_is_refused(saved, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, capsys):
+def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, sentence_of):
     split(saved / "base", tmp_path / "tp", "", None,
           progress=False, layout=Layout(shares=(1.0, 1.0)))
-    assert here(f"model_dir={tmp_path / 'tp'}", *DSI) == 2
-    assert "there is nothing to copy: split the model again into another folder, with --stages 1" in (
-        capsys.readouterr().err)
+    sentence = sentence_of(here, f"model_dir={tmp_path / 'tp'}", *DSI)
+    assert "there is nothing to copy: split the model again into another folder, with --stages 1" in sentence
 
 
 def test_another_number_of_ranks_is_refused(saved, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = RunConfig("dsi", model_dir=str(saved / "0+4"), replicas="3")
-    with pytest.raises(ValueError, match=r"is split as 0\+4, in 3 replicas: start 4 ranks, rank 0 included"):
+    with refused("is split as 0+4, in 3 replicas: start 4 ranks, rank 0 included"):
         prepare(config)
 
 

@@ -1,7 +1,6 @@
 """The FlowSpec paper's tables beside ours: the published cells, the comparison, and what is refused."""
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from statistics import mean
@@ -23,6 +22,10 @@ from eval.flowspec.paper import (
 )
 from eval.flowspec.published import PROFILES, bandwidth_table, depth_table, known_reasons, main_table
 from eval.keys import SETS
+from tests.sources import project_text
+from tests.test_report import csv_rows
+
+RECORDED_FILE = ROOT / "docs" / "results" / "paper.csv"
 
 
 def test_the_published_tables_are_whole():
@@ -63,7 +66,7 @@ def test_the_comparison_has_both_sides_and_a_reason_for_each_difference(faster, 
     assert re.search(r"\n- pipedec: xi \+\d\d%, SR \+\d\d%: supposed: in the original all ranks wait", page)
     assert "no reason known" not in page and "- naive" not in page
 
-    rows = list(csv.DictReader((tmp_path / "paper.csv").open()))
+    rows = csv_rows(tmp_path / "paper.csv")
     assert len(rows) == 192 and rows[0]["xi_paper"] == "6.69"
 
 
@@ -84,7 +87,7 @@ def test_a_reason_names_a_size_and_a_method_of_the_table():
 
 
 def test_the_recorded_comparison_is_of_the_published_cells():
-    rows = list(csv.DictReader((ROOT / "docs" / "results" / "paper.csv").open()))
+    rows = csv_rows(RECORDED_FILE)
     assert [(row["model"], row["method"], row["set"], float(row["xi_paper"])) for row in rows] == [
         (cell.model, cell.method, cell.data_set, cell.xi) for cell in main_table()]
 
@@ -99,8 +102,8 @@ def mean_and_ratio(rows, size, method, temperature, column):
 
 
 def test_the_figures_of_the_page_are_those_of_the_recorded_comparison():
-    rows = list(csv.DictReader((ROOT / "docs" / "results" / "paper.csv").open()))
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = csv_rows(RECORDED_FILE)
+    page = project_text("docs/results.md")
     section = page.partition("## Compared with the paper")[2].partition("\n## ")[0]
     size, num_lines = "", 0
     for label, temperature, *cells in re.findall(r"^\| (.*`.*) \| ([01]) \| (.*) \| (.*) \| (.*) \|$", section, re.M):
@@ -112,13 +115,13 @@ def test_the_figures_of_the_page_are_those_of_the_recorded_comparison():
     assert num_lines == 10
 
 
-def test_keys_replace_defaults_but_not_what_the_table_fixes(capsys):
+def test_keys_replace_defaults_but_not_what_the_table_fixes(sentence_of, output_of):
     [words, _] = evaluations(table_points(), ["questions=1", "seed=4"], Path("/folder")).values()
     assert {"toy", "questions=1", "seed=4", "init_depth=5", "profile=jetson-7b", "results=/folder/7b"} <= set(words)
     assert len(evaluations(depth_points(), [], Path("/folder"))) == 36
     for words, sentence in ((["profile=wifi"], "profile is fixed by the paper's table"),
                             (["tabel"], "did you mean table?"),
                             (["depths", "init_depth=3"], "init_depth is fixed by the paper's table")):
-        assert main(words) == 2 and sentence in capsys.readouterr().err
-    assert main(["--help"]) == 0 and "simulated" in capsys.readouterr().out
+        assert sentence in sentence_of(main, words)
+    assert "simulated" in output_of(main, ["--help"])
     assert list(PROFILES) == ["7b", "13b"]

@@ -33,12 +33,12 @@ def summed(target: float, drafter: float, acceptance: float,
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("accounting", ACCOUNTINGS)
 @pytest.mark.parametrize("bare", [False, True])
-def test_dsi_costs_what_a_sum_over_its_runs_gives(case: tuple, accounting: str, bare: bool) -> None:
+def test_dsi_costs_what_a_sum_over_its_runs_gives(case, accounting, bare):
     assert dsi_rate(*case, accounting, bare) == pytest.approx(summed(*case, accounting, bare), rel=1e-12)
 
 
 @pytest.mark.parametrize("accounting", ACCOUNTINGS)
-def test_where_no_draft_or_every_draft_is_right_it_is_exact(accounting: str) -> None:
+def test_where_no_draft_or_every_draft_is_right_it_is_exact(accounting):
     for bare in (False, True):
         assert dsi_rate(1.0, 0.1, 0.0, 5, accounting, bare) == 1
         assert dsi_rate(1.0, 0.1, 1.0, 5, accounting, bare) == pytest.approx(0.1, rel=1e-15)
@@ -48,7 +48,7 @@ def test_where_no_draft_or_every_draft_is_right_it_is_exact(accounting: str) -> 
     assert near == pytest.approx(0.1, rel=1e-10) and near > 0.1
 
 
-def test_dsi_is_never_slower_than_si_or_plain_decoding_at_the_same_lookahead() -> None:
+def test_dsi_is_never_slower_than_si_or_plain_decoding_at_the_same_lookahead():
     c = np.arange(1, 21)[:, None, None] / 20
     a = np.arange(21)[:, None] / 20
     k = np.arange(1, 21)
@@ -58,7 +58,7 @@ def test_dsi_is_never_slower_than_si_or_plain_decoding_at_the_same_lookahead() -
     assert (dsi <= dsi_rate(1.0, c, a, k, "original") * (1 + 1e-12)).all()
 
 
-def test_the_servers_that_no_verification_waits_for() -> None:
+def test_the_servers_that_no_verification_waits_for():
     assert servers_needed(1.0, 0.05, 5) == 4 and least_lookahead(1.0, 0.05, 4) == 5
     assert servers_needed(1.0, 1 / 7, 1) == 7 and servers_needed(0.3, 0.1, 1) == 3
     assert 4.2 / 0.6 > 7
@@ -72,7 +72,7 @@ def test_the_servers_that_no_verification_waits_for() -> None:
         [least_lookahead(1.0, d, servers) for d in drafter] for servers in (1, 2, 7)]
 
 
-def test_the_examples_of_the_paper() -> None:
+def test_the_examples_of_the_paper():
     assert visible_fraction(0.8, 2) == pytest.approx(0.36) and visible_fraction(0.0, 3) == 1
     assert visible_fraction(1.0, 3) == 0
     counted = cases.forwards(30.0, 6.0, 5, 1.5, 100)["expected"]

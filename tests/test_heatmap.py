@@ -14,12 +14,14 @@ from eval.dsi import command as simulate
 from eval.dsi import formulas
 from eval.dsi.heatmap import COLUMNS, MAPS, Bests, best, grid, legal, speed_up, summary, table
 from eval.dsi.keys import Heatmap
+from tests.sources import project_text
 
 SMALL = Heatmap(ndim=3)
+PAPER = Heatmap(grid="paper")
 MAP = {one.name: one for one in MAPS}
 
 
-def test_a_fixed_lookahead_is_that_of_every_cell() -> None:
+def test_a_fixed_lookahead_is_that_of_every_cell():
     """Figure 7 of the paper; its authors read 5 to 6 times at the lower right."""
     config = Heatmap(grid="paper", lookahead=5, num_target_servers=20)
     drafters, acceptances, lookaheads = grid(config)
@@ -37,35 +39,35 @@ def original() -> Bests:
 
 @pytest.fixture(scope="module")
 def corrected() -> Bests:
-    return best(Heatmap(grid="paper"))
+    return best(PAPER)
 
 
 def place(ratio: np.ndarray, number: int) -> tuple[float, float]:
     """Acceptance rate and drafter latency of a cell of the paper's grid."""
     i, j = np.unravel_index(number, ratio.shape)
-    drafters, acceptances, _ = grid(Heatmap(grid="paper"))
+    drafters, acceptances, _ = grid(PAPER)
     return float(acceptances[j]), float(drafters[i])
 
 
 # --- grids ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("ndim", "rows"), [(2, 12),
+@pytest.mark.parametrize("ndim, rows", [(2, 12),
                                             (4, 80), (10, 1089), (20, 8463)])
-def test_a_grid_has_as_many_legal_configurations_as_that_of_the_published_simulator(ndim: int, rows: int) -> None:
+def test_a_grid_has_as_many_legal_configurations_as_that_of_the_published_simulator(ndim, rows):
     config = Heatmap(ndim=ndim)
     drafters, acceptances, lookaheads = grid(config)
     assert sum(legal(config, drafters, k).sum() for k in lookaheads) * len(acceptances) == rows
 
 
-def test_the_paper_s_grid_has_its_100_drafters_101_acceptance_rates_and_200_lookaheads() -> None:
-    drafters, acceptances, lookaheads = grid(Heatmap(grid="paper"))
+def test_the_paper_s_grid_has_its_100_drafters_101_acceptance_rates_and_200_lookaheads():
+    drafters, acceptances, lookaheads = grid(PAPER)
     assert (len(drafters), len(acceptances), lookaheads) == (100, 101, range(1, 201))
     assert (drafters[0], drafters[6], drafters[-1], acceptances[0], acceptances[-1]) == (0.01, 0.07, 1, 0, 1)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
 
-def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
+def test_every_method_is_taken_at_the_lookahead_that_a_search_finds():
     config = Heatmap(ndim=4, num_target_servers=3)
     drafters, acceptances, lookaheads = grid(config)
     bests = best(config)
@@ -83,7 +85,7 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
     assert np.all(bests["non-SI"].cost == 1)
 
 
-def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_own_best_one_there() -> None:
+def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_own_best_one_there():
     bests = best(Heatmap())  # ten lookaheads: a drafter of 0.01 needs 15
     assert np.isnan(bests["DSI"].cost[0]).all()
     assert not np.isnan(bests["DSI"].cost[1:]).any()
@@ -92,7 +94,7 @@ def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_
     assert np.isnan(speed_up(MAP["dsi_over_si"], bests)[0]).all()
 
 
-def test_si_over_plain_decoding_is_that_of_the_paper(original: Bests) -> None:
+def test_si_over_plain_decoding_is_that_of_the_paper(original):
     ratio = speed_up(MAP["si_over_nonsi"], original)
     assert (ratio.max(), ratio.min()) == (pytest.approx(67.0, abs=0.05), 0.5)
     assert place(ratio, ratio.argmax()) == (1, 0.01)
@@ -100,21 +102,21 @@ def test_si_over_plain_decoding_is_that_of_the_paper(original: Bests) -> None:
     assert np.mean(ratio < 1) == 0.5
 
 
-@pytest.mark.parametrize(("name", "most", "where", "median"), [
+@pytest.mark.parametrize("name, most, where, median", [
     ("dsi_over_si", 2.0, (0, 1), 1.20),
     ("dsi_over_nonsi", 100, (1, 0.01), 1.11),
     ("dsi_over_best", 1.52, (0.99, 0.02), 1.08),
 ])
 def test_dsi_in_the_original_accounting_has_the_known_values_of_the_paper_s_grid(
-        original: Bests, name: str, most: float, where: tuple[float, float], median: float) -> None:
+        original, name, most, where, median):
     ratio = speed_up(MAP[name], original)
     assert (ratio.max(), np.median(ratio)) == (pytest.approx(most, abs=0.005),
                                                pytest.approx(median, abs=0.005))
     assert place(ratio, ratio.argmax()) == where
 
 
-def test_the_summary_tells_extremes_with_their_cells_and_how_often_it_is_a_slow_down(original: Bests) -> None:
-    said = list(summary(Heatmap(grid="paper"), original))
+def test_the_summary_tells_extremes_with_their_cells_and_how_often_it_is_a_slow_down(original):
+    said = list(summary(PAPER, original))
     assert len(said) == len(MAPS)
     assert said[1] == ("DSI over SI: max 2.000 (a 0, c 1), median 1.203, min 0.991 (a 0.41, c 0.01), "
                        "0.45 % of 10100 cells below 1")
@@ -122,7 +124,7 @@ def test_the_summary_tells_extremes_with_their_cells_and_how_often_it_is_a_slow_
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-def test_a_table_says_its_configuration_and_has_a_row_for_each_cell_and_method() -> None:
+def test_a_table_says_its_configuration_and_has_a_row_for_each_cell_and_method():
     first_line, *lines = table(SMALL, best(SMALL)).splitlines()
     assert json.loads(first_line[2:]) == vars(SMALL)
     rows = list(csv.DictReader(lines))
@@ -133,9 +135,9 @@ def test_a_table_says_its_configuration_and_has_a_row_for_each_cell_and_method()
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
-def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected: Bests) -> None:
-    page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
-    assert "\n".join(summary(Heatmap(grid="paper"), corrected)) in page
+def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected):
+    page = project_text("docs/dsi.md")
+    assert "\n".join(summary(PAPER, corrected)) in page
     shown = set(re.findall(r"\]\((dsi_\w+\.png)\)", page))
     assert {f"dsi_{name.removeprefix('dsi_')}.png" for name in MAP} <= shown
     assert {path.name for path in (ROOT / "docs").glob("dsi_*.png")} <= shown
@@ -143,17 +145,16 @@ def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-def test_the_command_computes_and_draws(tmp_path, capsys) -> None:
-    assert simulate.main(["heatmap", "ndim=2", "num_target_servers=1", f"output={tmp_path / 'maps'}"]) == 0
-    shown = capsys.readouterr().out
+def test_the_command_computes_and_draws(tmp_path, output_of):
+    shown = output_of(simulate.main, ["heatmap", "ndim=2", "num_target_servers=1", f"output={tmp_path / 'maps'}"])
     assert "DSI over min(SI, non-SI): max " in shown and f"The maps are in {tmp_path / 'maps'}, simulated" in shown
     drawn = {path.stem: path.read_bytes() for path in (tmp_path / "maps").glob("*.png")}
     assert drawn.keys() == set(MAP)
     assert all(content.startswith(b"\x89PNG") for content in drawn.values())
 
 
-def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
+def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, sentence_of, monkeypatch):
     monkeypatch.setattr("eval.dsi.heatmap.best", None)
     (tmp_path / "maps").write_text("mine")
-    assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
-    assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
+    assert "cannot be written" in sentence_of(simulate.main, ["heatmap", f"output={tmp_path / 'maps'}"])
+    assert (tmp_path / "maps").read_text() == "mine"

@@ -22,40 +22,40 @@ MODEL_KEYS = {"model_dir", "base_dir", "eagle_dir", "ssm", "stages", "draft"}
 TUNED_KEYS = {"min_probability", "expand_depth", "ablate"}
 
 
-@pytest.mark.parametrize(("fact", "names"), [
+@pytest.mark.parametrize("fact, names", [
     ("per_answer", """temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias
         template seed verify max_new_tokens ignore_eos"""),
     ("divides_model", "model_dir stages tp replicas lookahead"),
     ("sizes_tree", "policy expansion init_total_token init_depth expand_total_token expand_depth"),
     ("emulates", "wires time slowdown"),
 ])
-def test_the_keys_of_a_run_with_a_fact(fact: str, names: str) -> None:
+def test_the_keys_of_a_run_with_a_fact(fact, names):
     assert keys_with(RunConfig, fact) == set(names.split())
 
 
-def test_the_scope_of_each_key() -> None:
+def test_the_scope_of_each_key():
     assert keys_with(RunConfig, "scope", LOCAL) == set(RUN_LOCAL)
     assert keys_with(EvalConfig, "scope", LOCAL) == {"data", "results", "launch"}
     assert {facts.scope for facts in facts_by_name(RunConfig).values()} == {LOCAL, SHARED}
 
 
-@pytest.mark.parametrize(("config_class", "names"), [
+@pytest.mark.parametrize("config_class, names", [
     (RunConfig, RUN_PATHS), (EvalConfig, ["data", "results"]), (LoadConfig, ["arrivals", "data", "results"]),
     (PlanConfig, ["data", "measured", "write_hosts"]),
     (AcceptanceConfig, ["data", "draft", "target", "traces"]),
     (Offline, ["picture"]), (Online, ["traces"]), (Heatmap, ["output"]),
 ])
-def test_the_keys_that_name_files(config_class: type, names: list[str]) -> None:
+def test_the_keys_that_name_files(config_class, names):
     named = [name for name, facts in facts_by_name(config_class).items() if facts.names_file]
     assert sorted(named) == sorted(names)
 
 
-def test_the_keys_of_files_that_a_command_writes() -> None:
+def test_the_keys_of_files_that_a_command_writes():
     assert keys_with(PlanConfig, "is_output") == {"measured", "write_hosts"}
     assert keys_with(AcceptanceConfig, "is_output") == {"traces"}
 
 
-def test_what_discards_a_value_of_a_preset() -> None:
+def test_what_discards_a_value_of_a_preset():
     discarding = {name: set(facts.discarded_by) for name, facts in facts_by_name(RunConfig).items()}
     assert {name for name, keys in discarding.items() if "profile" in keys} == TUNED_KEYS
     for folder in ("model_dir", "base_dir"):
@@ -65,14 +65,14 @@ def test_what_discards_a_value_of_a_preset() -> None:
     assert not discarding["temperature"]
 
 
-def test_rare_groups_are_listed_by_help_all_alone() -> None:
+def test_rare_groups_are_listed_by_help_all_alone():
     rare_groups = {option.group.split(" that ")[0] for option in all_options(None) if option.is_rare}
     assert rare_groups == {"The tree of methods", "The tree", "All trees and their segments",
                            "Other options of the pipeline"}
     assert "prefill_chunk=" in help_text() and "prefill_chunk=" not in help_text(shows_all=False)
 
 
-def test_a_key_of_boards_without_a_scope_fails_at_its_declaration() -> None:
+def test_a_key_of_boards_without_a_scope_fails_at_its_declaration():
     with pytest.raises(TypeError, match="Forgetful.speed has no scope: declare it with shared_key or local_key"):
         class Forgetful(BoardKeys):
             speed: int = key(1, "how fast")
@@ -85,6 +85,6 @@ def test_a_key_of_boards_without_a_scope_fails_at_its_declaration() -> None:
     assert read_keys(["folder=/a/../b"], Careful, "any") == Careful(folder="/b")
 
 
-def test_a_fact_that_does_not_exist_fails_at_its_declaration() -> None:
+def test_a_fact_that_does_not_exist_fails_at_its_declaration():
     with pytest.raises(TypeError, match="names_fil"):
         key("", "a file", names_fil=True)

@@ -1,11 +1,9 @@
 """With keys only boards of one cluster join, and nobody else reads or disturbs what travels between them."""
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
-import subprocess
 import threading
 from contextlib import contextmanager, suppress
 
@@ -15,10 +13,9 @@ from cluster.keys import read_keys
 from cluster.sockets import GREETING, MARK, BoardDoor, Connections
 from cluster.store import Entries, Store, StoreClient, StoreServer
 from cluster.transport import CONTROL, DATA
-from config.presets import ROOT
 from pipeline.link import Peers
 from tests.checkpoints import refused
-from tests.saved import boards_of
+from tests.saved import boards_of, run_program, token_ids
 from tests.test_hosts import ASK, ends, meet_here, reference, said, starting
 from tests.test_push import SSH
 
@@ -28,8 +25,8 @@ pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="there is no
 
 
 def make_keys(folder, *words, **environment):
-    return subprocess.run(["bash", ROOT / "scripts" / "make_keys.sh", f"keys={folder / 'cluster'}", *words],
-                          capture_output=True, text=True, env={**os.environ, **environment})
+    return run_program("bash", "scripts/make_keys.sh", f"keys={folder / 'cluster'}", *words,
+                       env={**os.environ, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +196,7 @@ def test_boards_with_keys_write_the_reference_text_and_one_without_cannot_join(s
     assert ends([start(2, *asked, "wait=2")]) == [75]
     runs.append(start(2, *asked, keys[2]))
     assert ends(runs) == [0, 0, 0], said(tmp_path, 0)
-    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
+    assert token_ids(tmp_path / "out.json") == reference()
     assert said(tmp_path, 2) == "flowspec: all 3 ranks are here, encrypted"
 
 
@@ -241,7 +238,7 @@ def test_keys_come_to_their_boards_and_stay_as_they_are(tmp_path):
     assert not list(tmp_path.glob("b*/**/cluster.key"))
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     ([], "which boards? Give hosts=FILE"),
     (["hosts=none"], "there is no file none"),
     (["key=x"], "unknown word key=x: give hosts=FILE"),

@@ -2,8 +2,6 @@
 """
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from eval.dsi.command import main
@@ -11,16 +9,14 @@ from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.latency import LatencyConfig, paces, spread_of
 from eval.dsi.table import predict
 from eval.pairs import open_model
-from tests.saved import save_model
+from tests.json_files import load_json
 
 SMALL = ["dtype=float64", "template=none", "num_examples=1", "max_new_tokens=3", "repeats=1"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    save_model(path)
-    return str(path)
+def folder(saved):
+    return str(saved / "base")
 
 
 @pytest.fixture(scope="module")
@@ -50,35 +46,32 @@ def test_a_prediction_is_the_best_of_each_way_of_decoding():
     assert predict(10, 9.9, 0.0, num_servers=2).best == "nonsi"
 
 
-def test_the_latency_command_shows_what_it_measured(folder, capsys):
-    assert main(["latency", f"model={folder}", *SMALL, "sets=qa,sum"]) == 0
-    shown = capsys.readouterr().out
+def test_the_latency_command_shows_what_it_measured(folder, output_of):
+    shown = output_of(main, ["latency", f"model={folder}", *SMALL, "sets=qa,sum"])
     assert [line.split()[0] for line in shown.splitlines() if "TPOT" in line] == ["qa", "sum"]
     assert shown.count("TTFT") == 2
 
 
-def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(folder, tmp_path, capsys, monkeypatch):
+def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
+        folder, tmp_path, output_of, error_of, capsys, monkeypatch):
     output = tmp_path / "rows.json"
     words = ["table", f"target={folder}", f"drafts={folder}", *SMALL, f"output={output}"]
     assert main([*words, "sets=qa"]) == 0
-    first = json.loads(output.read_text())["rows"]
+    first = load_json(output)["rows"]
     assert main([*words, "sets=qa,sum"]) == 0
-    rows = json.loads(output.read_text())["rows"]
+    rows = load_json(output)["rows"]
     assert rows[:1] == first and [row["set"] for row in rows] == ["qa", "sum"]
     assert [row["acceptance"][0] for row in rows] == [1, 1]  # the drafter is the target
     monkeypatch.setattr("eval.dsi.table.open_model", None)  # measures nothing
     capsys.readouterr()
-    assert main([*words, "sets=sum", "num_target_servers=2"]) == 0
-    assert capsys.readouterr().out.count("\ntiny") == 1
-    assert main([*words, "seed=1"]) == 2
-    assert "was recorded with seed=42, and seed=1 is requested" in capsys.readouterr().err
+    assert output_of(main, [*words, "sets=sum", "num_target_servers=2"]).count("\nbase") == 1
+    assert "was recorded with seed=42, and seed=1 is requested" in error_of(main, [*words, "seed=1"])
 
 
-@pytest.mark.parametrize(("text", "message"), [
+@pytest.mark.parametrize("text, message", [
     ('{"rows": []}', "is not a file of rows"), ('{"keys": {}, "rows": [{"set": "qa"}]}', "is not a file of rows"),
     ("[", "rows.json")])
-def test_a_file_that_holds_no_rows_is_not_written_over(text, message, tmp_path, capsys):
+def test_a_file_that_holds_no_rows_is_not_written_over(text, message, tmp_path, sentence_of):
     (tmp_path / "rows.json").write_text(text)
-    assert main(["table", f"output={tmp_path / 'rows.json'}"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in sentence_of(main, ["table", f"output={tmp_path / 'rows.json'}"])
     assert (tmp_path / "rows.json").read_text() == text

@@ -172,13 +172,13 @@ def problems(rule: Rule, files: Iterable[Source]) -> list[str]:
     return [f"{source.path} {problem}" for source in files for problem in rule(source)]
 
 
-def test_no_file_imports_in_circles() -> None:
+def test_no_file_imports_in_circles():
     known = {".".join(source.parts): source for source in python_files()}
     graph = {name: set(imports(source)) & set(known) for name, source in known.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_every_laboratory_is_there() -> None:
+def test_every_laboratory_is_there():
     assert [room for room in LABORATORIES if not (ROOT / room).is_dir()] == []
 
 
@@ -190,7 +190,7 @@ def texts() -> list[Source]:
     return [Source(name, data.decode(errors="replace")) for name, data in files if b"\0" not in data]
 
 
-@pytest.mark.parametrize(("rule", "files"), [
+@pytest.mark.parametrize("rule, files", [
     (climbs, python_files),
     (distributes, python_files),
     (uses_tensors, python_files),
@@ -200,17 +200,17 @@ def texts() -> list[Source]:
     (names_a_machine, texts),
     (is_quaint, texts),
 ], ids=lambda value: value.__name__)
-def test_the_project_keeps_the_rule(rule: Rule, files: Callable[[], Iterable[Source]]) -> None:
+def test_the_project_keeps_the_rule(rule, files):
     assert problems(rule, files()) == []
 
 
-def test_no_statement_has_more_than_120_tokens() -> None:
+def test_no_statement_has_more_than_120_tokens():
     found = problems(says_much, measured_files())
     worst = sorted(found, key=lambda problem: -int(problem.split()[-2]))[:10]
     assert found == [], "name what stands in the middle:\n" + "\n".join(worst)
 
 
-def test_few_lines_hold_more_than_25_tokens() -> None:
+def test_few_lines_hold_more_than_25_tokens():
     share, worst = dense(measured_files())
     assert share <= DENSE, f"{share:.2%} of the lines are dense, first of all\n" + "\n".join(worst)
 
@@ -253,11 +253,11 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "path", "text"), BROKEN)
-def test_every_rule_finds_a_file_that_breaks_it(rule: Rule, path: str, text: str) -> None:
+@pytest.mark.parametrize("rule, path, text", BROKEN)
+def test_every_rule_finds_a_file_that_breaks_it(rule, path, text):
     assert problems(rule, [Source(path, text)])
 
 
-@pytest.mark.parametrize(("rule", "path", "text"), SOUND)
-def test_no_rule_troubles_a_file_that_keeps_it(rule: Rule, path: str, text: str) -> None:
+@pytest.mark.parametrize("rule, path, text", SOUND)
+def test_no_rule_troubles_a_file_that_keeps_it(rule, path, text):
     assert not problems(rule, [Source(path, text)])

@@ -1,13 +1,13 @@
 """Lessons of a training: conversations become tokens with one process and one vocabulary, once."""
 from __future__ import annotations
 
-import json
 import stat
 
 import pytest
 import torch
 
 from model.text import Text
+from tests.json_files import save_json_lines
 from tests.test_text import bytelevel, copied, sentencepiece
 from train.data import make_rows
 from train.eagle import lessons as made
@@ -34,9 +34,7 @@ def texts(tmp_path_factory):
 @pytest.fixture
 def args(texts, tmp_path):
     data = tmp_path / "talks.jsonl"
-    data.write_text("".join(json.dumps({"turns": talk[::2],
-                                        "reference": talk[1::2]}) + "\n"
-                            for talk in TALKS))
+    save_json_lines(data, ({"turns": talk[::2], "reference": talk[1::2]} for talk in TALKS))
     (tmp_path / "out").mkdir()
     folder = copied(texts["byte level"], tmp_path / "model")
     return parser().parse_args([str(folder),
@@ -54,7 +52,7 @@ def file_of(args):
     return path
 
 
-@pytest.mark.parametrize(("kind", "template"), [
+@pytest.mark.parametrize("kind, template", [
     ("sentencepiece", "vicuna"), ("sentencepiece", "llama-2"), ("slow sentencepiece", "vicuna"), ("byte level", "own")])
 def test_an_answer_begins_where_its_prompt_ends_as_the_prompt_alone_is_read(texts, monkeypatch, kind, template):
     text, spans = texts[kind], Text.spans

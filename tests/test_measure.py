@@ -28,33 +28,34 @@ def test_a_measurement_that_is_none_shows_what_there_is(capsys):
 
 
 @pytest.mark.parametrize("name", bench.OLD_COMMANDS)
-def test_a_measurement_that_is_gone_is_answered_by_what_to_type(name, capsys):
+def test_a_measurement_that_is_gone_is_answered_by_what_to_type(name, sentence_of):
     assert name not in bench.COMMANDS
-    assert bench.main([name, "key=value"]) == 2
-    assert capsys.readouterr().err == (f"flowspec: there is no measurement {name} any more, and docs/ has its last "
-                                       f"figures: type {bench.OLD_COMMANDS[name]} instead\n")
+    assert sentence_of(bench.main, [name, "key=value"]) == (
+        f"flowspec: there is no measurement {name} any more, and docs/ has its last figures: type "
+        f"{bench.OLD_COMMANDS[name]} instead\n")
 
 
-def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
+def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, sentence_of):
     (tmp_path / "file").write_text("")
+    usual_folders = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+
     for step, lacking in (("tokenizer", "dialogues.jsonl"), ("base", "rows.npy"), ("head", "rows.npy"),
                           ("deep", "dialogues.jsonl"), ("questions", "dialogues.jsonl")):
-        assert make_toy.main([step, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 2
-        assert f"the step {step} needs {tmp_path / 'work' / lacking}" in capsys.readouterr().err
+        sentence = sentence_of(make_toy.main, [step, *usual_folders])
+        assert f"the step {step} needs {tmp_path / 'work' / lacking}" in sentence
+
     for key in ("--work", "--out"):
-        folders = {"--work": str(tmp_path / "work"),
-                   "--out": str(tmp_path / "out"), key: str(tmp_path / "file")}
-        assert make_toy.main(["data", *(word for pair in folders.items() for word in pair)]) == 2
-        assert f"cannot be written (File exists): choose another {key}" in capsys.readouterr().err
+        sentence = sentence_of(make_toy.main, ["data", *usual_folders, key, str(tmp_path / "file")])
+        assert f"cannot be written (File exists): choose another {key}" in sentence
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     (["family=opt"], "the models of --family opt do not belong in"),
     (["family=opt", "deep", "out=OUT"], "heads are made for llama only: leave out head and deep"),
     (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
-def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, capsys):
-    assert make_toy.main([word.replace("OUT", str(tmp_path / "out")) for word in words]) == 2
-    assert capsys.readouterr().err.startswith(f"flowspec: {message}")
+def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, sentence_of):
+    sentence = sentence_of(make_toy.main, [word.replace("OUT", str(tmp_path / "out")) for word in words])
+    assert sentence.startswith(f"flowspec: {message}")
 
 
 @pytest.mark.parametrize("shape",

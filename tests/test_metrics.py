@@ -1,7 +1,6 @@
 """Figures are what a person computes by hand from the same answers, and the tally sums what a rank did."""
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -21,6 +20,7 @@ from pipeline.trace import NoTrace
 from sim.clock import Pace
 from sim.devices import Lane
 from sim.wires import size
+from tests.json_files import load_json_lines
 from tests.tiny import CONFIG, TINY
 
 
@@ -175,7 +175,13 @@ def test_shares_of_time_add_up():
 
 def written_lines(folder, rank):
     """The lines of a rank's tally."""
-    return [json.loads(text) for text in (folder / f"rank_{rank}.jsonl").read_text().splitlines()]
+    return load_json_lines(folder / f"rank_{rank}.jsonl")
+
+
+def spend(seconds, tally, name, **facts):
+    """Let a span of this name take time."""
+    with tally.span(name, **facts):
+        time.sleep(seconds)
 
 
 class Spans(NoTrace):
@@ -194,23 +200,15 @@ class Spans(NoTrace):
 def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
     behind = Spans()
     tally = Tally(tmp_path, 1, behind)
-    with tally.span("wait"):
-        pass
-    with tally.span("send", kind="Reset", nodes=[]):  # that of the start
-        pass
+    spend(0, tally, "wait")
+    spend(0, tally, "send", kind="Reset", nodes=[])  # that of the start
     for rows in (3, 2):
-        with tally.span("wait"):
-            time.sleep(0.01)
-        with tally.span("forward", nodes=[1] * rows):
-            time.sleep(0.02)
-        with tally.span("send", kind="Segment", nodes=[1] * rows):
-            pass
-        with tally.span("wait"):
-            time.sleep(0.005)
-        with tally.span("send", kind="Segment", nodes=[]):
-            pass
-        with tally.span("send", kind="Reset", nodes=[]):
-            pass
+        spend(0.01, tally, "wait")
+        spend(0.02, tally, "forward", nodes=[1] * rows)
+        spend(0, tally, "send", kind="Segment", nodes=[1] * rows)
+        spend(0.005, tally, "wait")
+        spend(0, tally, "send", kind="Segment", nodes=[])
+        spend(0, tally, "send", kind="Reset", nodes=[])
         sender = threading.Thread(target=tally.note, args=("sent", 0.0),
                                   kwargs={"kind": "Segment", "bytes": 64 * rows})
         sender.start()
@@ -257,16 +255,14 @@ def test_what_is_late_while_a_stage_computes_belongs_to_the_request_of_its_first
         nodes = [2 * request, 2 * request + 1]
         stage.apply(Segment(request, nodes, nodes[:1] * 2, [0, 1], 2, torch.tensor([5, 6])))
         stage.apply(Reset(request))
-        with tally.span("send", kind="Reset", nodes=[]):
-            pass
+        spend(0, tally, "send", kind="Reset", nodes=[])
     tally.close()
     assert [found["late"] for found in written_lines(tmp_path, 1)] == [0.25, 0.25]
 
 
 def test_a_request_that_did_not_end_has_no_line(tmp_path):
     tally = Tally(tmp_path, 2)
-    with tally.span("forward", nodes=[1]):
-        pass
+    spend(0, tally, "forward", nodes=[1])
     tally.close()
     tally.note("late", 0.0)
     assert written_lines(tmp_path, 2) == []

@@ -1,8 +1,6 @@
 """The command scripts.simulate offline: a text by every algorithm, exactly and drawn."""
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from eval.dsi import cost_model as rounds
@@ -17,10 +15,9 @@ def rows(shown: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.split(" ")[0] in NAMES}
 
 
-def test_the_table_has_the_exact_mean_of_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_exact_mean_of_every_algorithm(output_of, capsys):
     words = ["offline", "c=0.2", "a=0.8", "k=3", "S=60", "num_repeats=400"]
-    assert main(words) == 0
-    shown = capsys.readouterr().out
+    shown = output_of(main, words)
     found = rows(shown)
     assert list(found) == NAMES and shown.startswith("Simulated: ")
     setting = (1.0, 0.2, 3)
@@ -38,7 +35,7 @@ def test_the_table_has_the_exact_mean_of_every_algorithm(capsys: pytest.CaptureF
     assert main(words) == 0 and rows(capsys.readouterr().out) == found, "the same seed draws the same"
 
 
-def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys):
     """Its sanity run, of 5 texts of 1000 tokens with seed 42, gives about 322 for SI and 219 for DSI."""
     assert main(["offline", "accounting=original", "num_repeats=5"]) == 0
     found = rows(capsys.readouterr().out)
@@ -50,7 +47,7 @@ def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
-def test_a_picture_is_drawn(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_drawn(form, tmp_path, output_of):
     picture = tmp_path / f"costs.{form}"
-    assert main(["offline", "S=30", "num_repeats=20", f"picture={picture}"]) == 0
-    assert picture.stat().st_size > 5000 and f"The histograms are in {picture}." in capsys.readouterr().out
+    shown = output_of(main, ["offline", "S=30", "num_repeats=20", f"picture={picture}"])
+    assert picture.stat().st_size > 5000 and f"The histograms are in {picture}." in shown

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Slice, fill
@@ -17,6 +15,8 @@ from model.weights import onednn
 from model.weights.onednn import Packed, packed
 from model.weights.quant_layers import compress, fuse, pack
 from tests.checkpoints import same
+from tests.saved import run_program
+from tests.test_bits import needs_packing
 
 SIZES = LlamaConfig(hidden=64, layers=3, heads=4,
                     kv_heads=2, head_dim=16, intermediate=96, vocab=40, context=32,
@@ -35,8 +35,7 @@ def forgotten():
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
 def dtype(request):
     """A type whose weights this machine packs."""
-    if packed(torch.ones(8, 8, dtype=request.param)) is None:
-        pytest.skip("this processor, or torch, has no products with packed weights")
+    needs_packing(request.param)
     return request.param
 
 
@@ -113,11 +112,9 @@ for rows in [*range(66, 166), 66]:
 
 
 def test_kernels_for_many_numbers_of_rows_do_not_fill_the_memory():
-    if packed(torch.ones(8, 8)) is None:
-        pytest.skip("this processor, or torch, has no products with packed weights")
+    needs_packing(torch.float32)
     environment = {**os.environ, "ONEDNN_VERBOSE": "2"}
     environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)  # which this process has set
-    shown = subprocess.run([sys.executable, "-c", EACH_BATCH_SIZE], cwd=ROOT, env=environment, capture_output=True,
-                           text=True, check=True).stdout
+    shown = run_program(sys.executable, "-c", EACH_BATCH_SIZE, env=environment, check=True).stdout
     created = [line for line in shown.splitlines() if ",create:" in line]
     assert "create:cache_miss" in created[-1], created[-1]  # the first one is forgotten

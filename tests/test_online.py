@@ -29,13 +29,10 @@ def ticks(config: Online, method: str) -> int:
 
 
 @pytest.mark.parametrize("words", [[], ["maximum_correct_tokens=4"], ["preemption=none", "num_target_servers=3"]])
-def test_all_is_predicted_the_same_twice(words: list, capsys):
-    shown = []
-    for _ in range(2):
-        assert simulate.main(["online", *FAST, *words]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1]
-    assert list(rows(shown[0])) == ["non-SI", "SI", "DSI"]
+def test_all_is_predicted_the_same_twice(words, output_of):
+    shown = output_of(simulate.main, ["online", *FAST, *words])
+    assert shown == output_of(simulate.main, ["online", *FAST, *words])
+    assert list(rows(shown)) == ["non-SI", "SI", "DSI"]
 
 
 def test_the_published_accounting_stands_beside_the_prediction_where_it_ends():
@@ -86,8 +83,7 @@ def test_recorded_matches_take_the_place_of_chance(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[1, 0]", "[[2]]", "[[]]"])
-def test_a_file_without_matches_is_refused(tmp_path, capsys, content: str):
+def test_a_file_without_matches_is_refused(tmp_path, sentence_of, content):
     traces = tmp_path / "matches.json"
     traces.write_text(content)
-    assert simulate.main(["online", f"traces={traces}"]) != 0
-    assert "holds no matches" in capsys.readouterr().err
+    assert "holds no matches" in sentence_of(simulate.main, ["online", f"traces={traces}"])

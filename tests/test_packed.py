@@ -1,16 +1,15 @@
 """Quantized checkpoints are unfolded to the values of their codes, a tensor at a time, or refused by name."""
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launch.split.write import split
 from model.weights.unfold import Unfolded
-from tests.checkpoints import refused, same
+from tests.checkpoints import edited_tensors, refused, same, split_quietly
+from tests.json_files import change_json
 from tests.test_families import Saved
 
 LINEAR = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
@@ -116,11 +115,14 @@ def packed(plain, folder, form):
     extra = {"quantization_config": said}
     for which, content, more in (("packed", tensors, extra), ("meant", meant, {})):
         shutil.copytree(plain.base, folder / which)
-        config = json.loads((plain.base / "config.json").read_text())
-        (folder / which / "config.json").write_text(json.dumps({**config, **more}))
-        content = {name: x.contiguous() for name, x in content.items()}
-        save_file(content, folder / which / "model.safetensors")
+        change_json(folder / which / "config.json", **more)
+        save_file({name: x.contiguous() for name, x in content.items()}, folder / which / "model.safetensors")
     return Unfolded(folder / "packed"), Unfolded(folder / "meant")
+
+
+def name_with_end(tensors, end):
+    """The first tensor whose name ends so."""
+    return next(name for name in tensors if name.endswith(end))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -131,7 +133,7 @@ def test_a_quantized_checkpoint_is_unfolded_to_what_its_codes_mean(plain, tmp_pa
         assert got.form(name) == wanted.form(name)
         assert torch.equal(got.read(name), wanted.read(name)), name
     for source in (got, wanted):
-        split(source.folder, tmp_path / f"{source.folder.name} split", "0+2+2", progress=False)
+        split_quietly(source.folder, tmp_path / f"{source.folder.name} split", "0+2+2")
     for rank in range(3):
         files = [load_file(tmp_path / f"{which} split" / f"stage_{rank}" / "model.safetensors")
                  for which in ("packed", "meant")]
@@ -151,11 +153,9 @@ REFUSED = {
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_another_way_of_quantizing_is_refused_by_name_and_nothing_is_written(plain, tmp_path, sentence):
     shutil.copytree(plain.base, tmp_path / "model")
-    config = json.loads((plain.base / "config.json").read_text())
-    text = json.dumps({**config, "quantization_config": REFUSED[sentence]})
-    (tmp_path / "model" / "config.json").write_text(text)
+    change_json(tmp_path / "model" / "config.json", quantization_config=REFUSED[sentence])
     with refused(sentence):
-        split(tmp_path / "model", tmp_path / "out", "2", progress=False)
+        split_quietly(tmp_path / "model", tmp_path / "out", "2")
     assert not (tmp_path / "out").exists()
 
 
@@ -163,22 +163,20 @@ def test_another_way_of_quantizing_is_refused_by_name_and_nothing_is_written(pla
                                         ("compressed-tensors, int4", ".weight_scale")])
 def test_a_quantized_checkpoint_that_lacks_a_tensor_is_refused(plain, tmp_path, form, lost):
     source, _ = packed(plain, tmp_path, form)
-    tensors = load_file(source.folder / "model.safetensors")
-    name = next(name for name in tensors if name.endswith(lost))
-    del tensors[name]
-    save_file(tensors, source.folder / "model.safetensors")
+    with edited_tensors(source.folder) as tensors:
+        name = name_with_end(tensors, lost)
+        del tensors[name]
     with refused(f"packed lacks {name}, which "):
-        split(source.folder, tmp_path / "out", "2", progress=False)
+        split_quietly(source.folder, tmp_path / "out", "2")
 
 
 def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
     source, _ = packed(plain, tmp_path, "compressed-tensors, int4")
-    tensors = load_file(source.folder / "model.safetensors")
-    name = next(name for name in tensors if name.endswith("weight_scale"))
-    tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
-    save_file(tensors, source.folder / "model.safetensors")
+    with edited_tensors(source.folder) as tensors:
+        name = name_with_end(tensors, "weight_scale")
+        tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
     with refused("has zero points in addition to scales, which is not supported; take the model unquantized"):
-        split(source.folder, tmp_path / "out", "2", progress=False)
+        split_quietly(source.folder, tmp_path / "out", "2")
 
 
 MISFIT, AGAIN = "which does not fit the tensors that belong to it; download", "evenly; download the model again"
@@ -212,10 +210,9 @@ def sound(tmp_path_factory):
 def test_tensors_that_do_not_fit_together_are_refused(sound, tmp_path, harm):
     form, end, change, sentence = HARM[harm]
     shutil.copytree(sound[form], tmp_path / "model")
-    tensors = load_file(tmp_path / "model" / "model.safetensors")
-    name = next(name for name in tensors if name.endswith(end))
-    tensors[name] = change(tensors[name]).contiguous()
-    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with edited_tensors(tmp_path / "model") as tensors:
+        name = name_with_end(tensors, end)
+        tensors[name] = change(tensors[name]).contiguous()
     with refused(sentence):
-        split(tmp_path / "model", tmp_path / "out", "2", progress=False)
+        split_quietly(tmp_path / "model", tmp_path / "out", "2")
     assert not (tmp_path / "out" / "stage_1" / "manifest.json").exists()

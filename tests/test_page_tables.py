@@ -1,7 +1,6 @@
 """The tables of the pages: made by their commands from one commit, and shown as they are recorded."""
 from __future__ import annotations
 
-import csv
 import re
 import subprocess
 
@@ -11,14 +10,16 @@ from config.presets import ROOT
 from eval import page_tables
 from eval.page_tables import RecordedRun, main, recorded_runs, with_tables
 from eval.tables import save
+from tests.sources import project_text
 from tests.test_docs import DOCS, anchor
+from tests.test_report import csv_rows
 
 MADE = "bash make.sh {} DIR"
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_each_marked_table_of_a_page_is_that_of_its_file(path):
-    page_text = path.read_text(encoding="utf-8")
+    page_text = project_text(path)
     assert with_tables(page_text) == page_text
     assert page_text.count("<!-- table: ") == page_text.count("<!-- end -->") == len(
         page_tables.MARKED_TABLE.findall(page_text))
@@ -26,13 +27,12 @@ def test_each_marked_table_of_a_page_is_that_of_its_file(path):
 
 def mean_rows(table):
     """The means over the sets at temperature 0 by method, with the draft of the README."""
-    with (ROOT / "docs" / "results" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
-        return {row["method"]: row for row in csv.DictReader(file)
-                if (row["set"], row["temperature"]) == ("mean", "0") and row["draft"] in ("none", "eagle+suffix")}
+    return {row["method"]: row for row in csv_rows(ROOT / "docs" / "results" / f"{table}.csv")
+            if (row["set"], row["temperature"]) == ("mean", "0") and row["draft"] in ("none", "eagle+suffix")}
 
 
 def test_the_figures_of_the_readme_are_those_of_the_recorded_tables():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = project_text("README.md")
     tables = mean_rows("smollm2-head"), mean_rows("toy")
 
     ratios = re.findall(r"\*\*(\S+) times(?: as fast as plain pipelined\s+decoding)?\*\*", readme)
@@ -112,15 +112,14 @@ def test_only_the_pages_are_written_on_request(project):
     assert not (project / "results").exists()
 
 
-@pytest.mark.parametrize(("commit", "sentence"), [("0123", "commit them first"), (None, "run this in a clone")])
-def test_tables_of_code_that_is_in_no_commit_are_refused(project, monkeypatch, capsys, commit, sentence):
+@pytest.mark.parametrize("commit, sentence", [("0123", "commit them first"), (None, "run this in a clone")])
+def test_tables_of_code_that_is_in_no_commit_are_refused(project, monkeypatch, sentence_of, commit, sentence):
     (project / "make.sh").write_text("# changed")
     monkeypatch.setattr(page_tables, "current_commit", lambda: commit)
-    assert main(["docs/one.csv"]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in sentence_of(main, ["docs/one.csv"])
 
 
-@pytest.mark.parametrize(("words", "exit_code", "sentence"), [
+@pytest.mark.parametrize("words, exit_code, sentence", [
     (["list"], 0, "docs/by_hand.csv\n    by hand: an oven (0123abc, 2026-01-01, a toaster)"),
     (["--help"], 0, "bash scripts/make_results.sh"),
     (["docs/on.csv"], 2, "did you mean docs/one.csv?"), (["docs/by_hand.csv"], 2, "unknown table docs/by_hand.csv")])
@@ -140,7 +139,7 @@ def test_every_recorded_table_is_in_the_index_with_commit_date_and_processor():
         path, _, heading = name.partition("#")
         assert (ROOT / path).is_file(), name
         if heading:
-            headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.M)
+            headings = re.findall(r"^#+ (.+)$", project_text(path), re.M)
             assert heading in map(anchor, headings), name
 
     for run in runs:

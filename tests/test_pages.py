@@ -25,7 +25,7 @@ import train
 from config import cli, keys
 from config.presets import ROOT
 from eval import results_index
-from tests.sources import FLOORS
+from tests.sources import FLOORS, project_text
 from tests.test_docs import DOCS, blocks
 
 PAGES = [*DOCS, ROOT / "toy" / "README.md"]
@@ -113,7 +113,7 @@ def furnish(clone: Path) -> None:
 
 def commands(page: Path) -> list[str]:
     """The blocks of a page that a person would paste, and the commands in its text."""
-    text = page.read_text(encoding="utf-8")
+    text = project_text(page)
     pasted = [block for language in ("", "bash")
               for block in blocks(page, language) if re.match(BEGINS, block)]
     prose = re.sub("```.*?```", "", text, flags=re.S)
@@ -155,7 +155,7 @@ def read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Type `python WORDS` or `bash SCRIPT WORDS` in this process."""
     program, *words = words
     if program == "bash":
-        script = (ROOT / words[0]).read_text(encoding="utf-8")
+        script = project_text(words[0])
         own = words[1:words.index("--")] if "--" in words else words[1:]
         assert [word for word in own if "=" in word
                 and word.partition("=")[0] + "=" not in script] == []

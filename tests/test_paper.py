@@ -4,10 +4,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from config.presets import ROOT
 from eval.dsi.command import main
 from eval.dsi.keys import Paper
 from eval.dsi.paper import TABLE, ForwardLatencies, online_mean, recomputed, table
+from tests.sources import project_text
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)
 OFFLINE = (1.29, 1.30, 1.14, 1.14, 1.17, 1.15, 1.13, 1.14, 1.15, 1.16)
@@ -16,7 +16,7 @@ PLAIN = (2.57, 2.48, 1.39, 1.48, 1.45, 1.46, 2.26, 2.06, 2.44, 2.03)
 TIMES = ForwardLatencies(1.0, 0.25, 1.0, 0.25)
 
 
-def test_the_ten_rows_are_those_that_are_known() -> None:
+def test_the_ten_rows_are_those_that_are_known():
     found = [recomputed(row, Paper()) for row in TABLE]
     assert tuple(round(row.offline, 2) for row in found) == OFFLINE
     assert tuple(round(row.events, 2) for row in found) == EVENTS
@@ -24,14 +24,13 @@ def test_the_ten_rows_are_those_that_are_known() -> None:
     assert all(abs(row.online - known) < 0.01 for row, known in zip(found, ONLINE))
 
 
-def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper"]) == 0
-    shown = capsys.readouterr().out
+def test_the_documentation_shows_what_the_command_prints(output_of):
+    shown = output_of(main, ["paper"])
     assert table(Paper()) in shown
-    assert table(Paper()) in (ROOT / "docs" / "results" / "dsi-table2.md").read_text(encoding="utf-8")
+    assert table(Paper()) in project_text("docs/results/dsi-table2.md")
 
 
-def test_table_1_is_that_of_the_events(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_1_is_that_of_the_events(capsys):
     assert main(["paper", "table=1"]) == 0
     rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
     published, computed = rows[::2], rows[1::2]
@@ -39,9 +38,8 @@ def test_table_1_is_that_of_the_events(capsys: pytest.CaptureFixture[str]) -> No
     assert {row[0] for row in published} == {"paper"} and {row[0] for row in computed} == {"events"}
 
 
-def test_table_3_has_the_nine_published_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table=3"]) == 0
-    shown = capsys.readouterr().out
+def test_table_3_has_the_nine_published_rows(output_of):
+    shown = output_of(main, ["paper", "table=3"])
     assert "| Phi3-14B / 4B | CNN-DM | 4.77 | 3.88 |" in shown and shown.count("\n| ") == 10
 
 
@@ -60,10 +58,10 @@ def counted(times: ForwardLatencies, acceptance: float, lookahead: int,
         total += n
 
 
-@pytest.mark.parametrize(("servers", "times"), [
+@pytest.mark.parametrize("servers, times", [
     (None, ForwardLatencies(1.0, 0.25, 3.0, 2.75)),
     (7, ForwardLatencies(1.0, 0.25, 1.0, 2.75))])
-def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None, times: ForwardLatencies) -> None:
+def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers, times):
     rng, repeats = np.random.default_rng(1), 4000
     for acceptance, lookahead in ((0.3, 1), (0.8, 4), (1.0, 5)):
         costs = [counted(times, acceptance, lookahead, servers is None, rng) for _ in range(repeats)]
@@ -71,7 +69,7 @@ def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | 
         assert abs(np.mean(costs) - exact) < 4 * np.std(costs) / np.sqrt(repeats) + 1e-9
 
 
-def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_something_is_settled() -> None:
+def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_something_is_settled():
     """Where all drafts are right there are three runs, of 20, 20 and the last, which costs a verification."""
     slow = ForwardLatencies(1.0, 0.25, 3.0, 0.75)
     assert online_mean(TIMES, 1.0, 5, None, 50) == pytest.approx(2 * (1 + 5 * 2.25) + 1)
@@ -87,5 +85,5 @@ def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_s
     assert online_mean(two, half, 1, 2, 2, max_run=1) == pytest.approx(half * (3.25 + 4) + after)
 
 
-def test_two_servers_allow_a_lookahead_of_the_paper_for_every_row() -> None:
+def test_two_servers_allow_a_lookahead_of_the_paper_for_every_row():
     assert all(recomputed(row, Paper(num_target_servers=2)).dsi_lookahead <= 10 for row in TABLE)

@@ -8,6 +8,7 @@ from eval.bench.peers import table, write_random
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
+from tests.checkpoints import refused
 from tests.test_gguf import TOKENS, write
 
 
@@ -43,7 +44,7 @@ def test_without_llama_cpp_the_others_are_compared_and_the_way_to_get_it_is_said
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="there is no file .*: give the path of a GGUF file"):
+    with refused("there is no file ", ": give the path of a GGUF file"):
         peers.peers([str(tmp_path / "none.gguf")])
 
 

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,28 @@ from launch.prepare import prepare
 from launch.timing import Passed
 from launch.virtual import as_virtual
 from pipeline.answers import Answer
+from tests.checkpoints import refused
+from tests.json_files import save_json
+from tests.test_thrift import SITE as ONE_DEVICE
 
-SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
-               mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0))
+SITE = replace(ONE_DEVICE, weights=8, factors=(1.0, 1.0, 1.0))
 SHORT = "sets=qa", "max_new_tokens=8"
 
 
 def config_of(*words: str) -> PlanConfig:
     profile = [] if any(word.startswith("profile=") for word in words) else ["profile=jetson-7b"]
     return parse(["toy", *profile, *words], kind=PlanConfig)
+
+
+def jetson_with(folder: Path, **changes: Any) -> str:
+    """The key of a profile that is jetson-7b but for some fields."""
+    save_json(folder / "boards.json", {"like": "jetson-7b", **changes})
+    return f"profile={folder / 'boards.json'}"
+
+
+def cluster_of(*words: str) -> Profile:
+    """The cluster that a plan with these words has."""
+    return command.cluster_of(config_of(*words))
 
 
 def all_splits(num_boards: int, num_layers: int):
@@ -58,10 +72,8 @@ def random_cluster(random: Random, num_boards: int) -> Profile:
 # --- trials and splits ------------------------------------------------------------------------------------------------
 
 def test_a_trial_takes_exactly_the_time_of_a_run(tmp_path):
-    profile_file = tmp_path / "boards.json"
-    profile_file.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 3]}))
-    config = config_of(*SHORT, f"profile={profile_file}", "methods=streaming,specinfer", "drafts=eagle+suffix",
-                       "temperature=1")
+    config = config_of(*SHORT, jetson_with(tmp_path, factors=[1, 3]), "methods=streaming,specinfer",
+                       "drafts=eagle+suffix", "temperature=1")
     with open_bench(command.cluster_of(config), config) as bench:
         trials = [bench.trial(contender, Split(0, 0, (1, 2), (5, 3))) for contender in config.contenders]
 
@@ -82,9 +94,7 @@ def question_of(config: PlanConfig) -> str:
 
 def test_a_plan_reaches_nearly_the_speed_of_the_best_of_all_splits(tmp_path):
     """Ten clusters of three boards, a model of five layers: plans try some splits, and here all are tried."""
-    profile_file = tmp_path / "slow_draft.json"
-    profile_file.write_text(json.dumps({"like": "jetson-7b", "level": 120}))
-    config, random = config_of(*SHORT, "drafts=eagle", f"profile={profile_file}"), Random(1)
+    config, random = config_of(*SHORT, "drafts=eagle", jetson_with(tmp_path, level=120)), Random(1)
     contender = Contender("streaming", "eagle")
     with open_bench(SITE, config) as bench:
         bench.num_layers = 5
@@ -167,19 +177,18 @@ def test_the_command_prints_the_trials_and_at_the_end_the_keys_of_the_choice(tmp
 
 
 def test_a_plan_has_the_boards_and_the_memory_that_are_described(tmp_path):
-    profile_file, hosts = tmp_path / "three.json", tmp_path / "hosts.txt"
-    profile_file.write_text(json.dumps({"like": "jetson-7b", "memory": [8, 8, 8]}))
-    assert command.cluster_of(config_of(f"profile={profile_file}")).factors == (1.0,) * 3
-    assert command.cluster_of(config_of(f"profile={profile_file}", "boards=2")).memory == (8.0, 8.0)
-    assert command.cluster_of(config_of("memory=8,8,16")).memory == (8.0, 8.0, 16.0)
-    assert command.cluster_of(config_of("memory=8")).memory == (8.0,) * 4
+    hosts, three_boards = tmp_path / "hosts.txt", jetson_with(tmp_path, memory=[8, 8, 8])
+    assert cluster_of(three_boards).factors == (1.0,) * 3
+    assert cluster_of(three_boards, "boards=2").memory == (8.0, 8.0)
+    assert cluster_of("memory=8,8,16").memory == (8.0, 8.0, 16.0)
+    assert cluster_of("memory=8").memory == (8.0,) * 4
 
     hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb4 memory=9 spare\n")
-    assert command.cluster_of(config_of(f"hosts={hosts}")).memory == (4.5, 9.0)
-    assert command.cluster_of(config_of(f"hosts={hosts}", "memory=8")).memory == (8.0, 8.0)
+    assert cluster_of(f"hosts={hosts}").memory == (4.5, 9.0)
+    assert cluster_of(f"hosts={hosts}", "memory=8").memory == (8.0, 8.0)
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     ("memory=0.001", "no split fits: 8 layers take"), ("memory=1,2,3", "memory is given for 3 boards, and there are 2"),
     ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("write_hosts=x", "add hosts=FILE"),
     ("measured=x.json", "give only one of them"), ("profile=none", "the cluster is missing"),
@@ -190,20 +199,18 @@ def test_a_plan_has_the_boards_and_the_memory_that_are_described(tmp_path):
     ("verify=mss", "verify is a key of single runs: leave it out"), ("measure=true", "write hosts=FILE measured=FILE"),
     ("traces=x", "unknown key traces: leave it out"), ("sets=", "sets is empty"), ("boards=0.5", "boards=0.5"),
     ("profile=jetsn", "choose one of none")])
-def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(words, message, capsys):
+def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(words, message, sentence_of):
     typed_words = words.split()
     typed_keys = {word.partition("=")[0] for word in typed_words}
     other_words = [word for word in ("profile=jetson-7b", "boards=2", "drafts=suffix")
                    if word.partition("=")[0] not in typed_keys]
-    assert command.main(["toy", *other_words, *typed_words]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+    assert message in sentence_of(command.main, ["toy", *other_words, *typed_words])
 
 
 def test_a_profile_without_weights_has_no_memory(tmp_path):
     write(str(tmp_path / "site.json"), replace(SITE, weights=0.0))
-    with pytest.raises(ValueError, match="but not the size of layers: add weights"):
-        command.cluster_of(config_of(f"profile={tmp_path / 'site.json'}", "memory=8"))
+    with refused("but not the size of layers: add weights"):
+        cluster_of(f"profile={tmp_path / 'site.json'}", "memory=8")
 
 
 # --- files and figures ------------------------------------------------------------------------------------------------
@@ -231,14 +238,14 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
                                           [2, 1, 3, 10]]}, "has a second link between 2 and 1: leave it out"),
             ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards, but memory of 1"))):
         other = tmp_path / f"other{number}.json"
-        other.write_text(json.dumps(content))
+        save_json(other, content)
         with pytest.raises(ValueError, match=found):
             read(str(other))
-    like = tmp_path / "like.json"
-    like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2],
-                                "links": [[1, 2, 20, 100]]}))
-    assert read(str(like)).board(2).model == 480
-    assert parse([f"profile={like}"]).cluster == read(str(like))
+
+    profile_word = jetson_with(tmp_path, factors=[1, 2], links=[[1, 2, 20, 100]])
+    two_boards = read(profile_word.partition("=")[2])
+    assert two_boards.board(2).model == 480
+    assert parse([profile_word]).cluster == two_boards
 
 
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():

@@ -1,7 +1,6 @@
 """Quantized weights: their errors, equality of split and load, and the same text for every method."""
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 
 import pytest
@@ -34,7 +33,8 @@ from model.weights.quant_layers import FourBit, Quantized, compress, probe
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
-from tests.saved import here
+from tests.json_files import change_json
+from tests.saved import here, token_ids
 from tests.test_families import MODELS, Saved
 
 pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="quantized weights need bitsandbytes")
@@ -46,12 +46,26 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
 
 
+def split_quantized(saved, folder, kind, stages="0+4", head=None):
+    """The folders of the tiny model's ranks, with weights of this kind."""
+    return split(saved / "base", folder, stages, head, progress=False, layout=Layout(kind))
+
+
+def spec_of(folder, rank=1, dtype="float32", **keys):
+    """What a rank of a split builds itself from."""
+    return RankSpec(RunConfig(dtype=dtype, **keys), Part(folder / f"stage_{rank}"))
+
+
+def parameters_of(stage):
+    return dict(stage.part.named_parameters())
+
+
 @pytest.fixture(scope="module")
 def quantized(saved, tmp_path_factory):
     """The tiny model, split once for every quantization."""
     out = tmp_path_factory.mktemp("quantized")
     for kind in QUANTIZED:
-        split(saved / "base", out / kind, "0+2+2", saved / "head", progress=False, layout=Layout(kind))
+        split_quantized(saved, out / kind, kind, "0+2+2", saved / "head")
     return out
 
 
@@ -118,9 +132,9 @@ def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized):
     for rank in (1, 2):
-        stages = [build_stage(RankSpec(RunConfig(dtype="float64", **key), Part(folder / f"stage_{rank}")), OFF)
-                  for folder, key in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind}))]
-        assert same(*[dict(stage.part.named_parameters()) for stage in stages])
+        stages = (build_stage(spec_of(folder, rank, "float64", **keys), OFF)
+                  for folder, keys in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind})))
+        assert same(*map(parameters_of, stages))
         small, large = [(folder / f"stage_{rank}" / "model.safetensors").stat().st_size
                         for folder in (quantized / kind, saved / "0+2+2")]
         assert small < 0.6 * large
@@ -140,11 +154,11 @@ def test_only_the_layers_linears_are_quantized(quantized):
 
 
 def test_another_kind_is_another_split(saved, tmp_path):
-    first = Part(split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))[1])
+    first = Part(split_quantized(saved, tmp_path, "nf4")[1])
     before = (first.folder / "manifest.json").stat().st_mtime_ns
-    split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))
+    split_quantized(saved, tmp_path, "nf4")
     assert (first.folder / "manifest.json").stat().st_mtime_ns == before, "a finished split was written again"
-    second = Part(split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("int8"))[1])
+    second = Part(split_quantized(saved, tmp_path, "int8")[1])
     assert (first.quant, second.quant) == ("nf4", "int8") and first.split_id != second.split_id
     second.verify()
 
@@ -153,7 +167,7 @@ def text(folder, tmp_path, *words):
     words = (f"model_dir={folder}", "link=threads", IDS, "ignore_eos=true", "max_new_tokens=20", "seed=3",
              "init_total_token=12", "width=3", "init_depth=3", f"output={tmp_path / 'answer.json'}", *words)
     assert run(generate.GENERATE, words) == 0
-    return json.loads((tmp_path / "answer.json").read_text())["token_ids"]
+    return token_ids(tmp_path / "answer.json")
 
 
 @pytest.mark.parametrize("setting", [
@@ -190,22 +204,19 @@ def test_every_family_can_be_quantized(name, kind, tmp_path, monkeypatch):
     states = dict.fromkeys((family.parts, tmp_path / "quantized"), x)
     for rank in (1, 2, 3):
         for folder in states:
-            stage = build_stage(RankSpec(RunConfig(dtype="float64"), Part(folder / f"stage_{rank}")), OFF)
+            stage = build_stage(spec_of(folder, rank, "float64"), OFF)
             stage.cache(0).admit(list(range(12)), [0, *range(11)], 12)
             states[folder] = stage.part(states[folder], x, stage.cache(0))
         plain, rough = states.values()
         off.append(float((rough - plain).norm() / plain.norm()))
-        plain_part = Part(family.parts / f"stage_{rank}")
-        loaded = build_stage(RankSpec(RunConfig(dtype="float64", quant=kind), plain_part), OFF)
-        assert same(dict(loaded.part.named_parameters()), dict(stage.part.named_parameters()))
+        loaded = build_stage(spec_of(family.parts, rank, "float64", quant=kind), OFF)
+        assert same(parameters_of(loaded), parameters_of(stage))
     assert 0 < off[0] < FAR_BEHIND[kind], off
 
 
 def test_a_draft_is_quantized_only_when_asked(saved):
-    part = Part(saved / "0+2+2" / "stage_0")
     for asked in (False, True):
-        config = RunConfig(quant="nf4", quant_draft=asked, dtype="float32")
-        spec = RankSpec(config, part)
+        spec = spec_of(saved / "0+2+2", 0, quant="nf4", quant_draft=asked)
         lm_head = build_lm_head(spec)
         [network] = build_draft(spec, lm_head).networks
         head = network.network
@@ -218,14 +229,13 @@ def test_a_draft_is_quantized_only_when_asked(saved):
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("kernel", ["torch", "native"])
 def test_a_head_is_quantized_to_blocks_when_asked(kind, kernel, saved):
-    part = Part(saved / "0+2+2" / "stage_0")
-    plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32", kernel=kernel), part))
-                    for asked in ("none", kind))
+    specs = [spec_of(saved / "0+2+2", 0, quant_head=asked, kernel=kernel) for asked in ("none", kind)]
+    plain, rough = map(build_lm_head, specs)
     x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
     assert 0 < float(off) < quant_layers.MAX_ERROR
     assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
-    unfolded = rounded(IN_BLOCKS[kind], part.weights.read(HEAD))
+    unfolded = rounded(IN_BLOCKS[kind], specs[0].part.weights.read(HEAD))
     expected = x_TD @ unfolded.t()
     assert (rough(x_TD) - expected).norm() < 0.01 * expected.norm()
 
@@ -234,8 +244,7 @@ def test_a_head_is_quantized_to_blocks_when_asked(kind, kernel, saved):
 @pytest.mark.parametrize("keys", [{"draft": "eagle"}, {"draft": "model", "draft_dir": "base"}], ids=str)
 def test_a_draft_is_computed_from_its_blocks_by_native_kernels(kind, form, keys, saved):
     draft_keys = {**keys, "draft_dir": str(saved / "base")} if "draft_dir" in keys else keys
-    config = RunConfig(quant=kind, quant_draft=True, dtype="float32", kernel="native", **draft_keys)
-    spec = RankSpec(config, Part(saved / "0+2+2" / "stage_0"))
+    spec = spec_of(saved / "0+2+2", 0, quant=kind, quant_draft=True, kernel="native", **draft_keys)
     [draft] = build_draft(spec, build_lm_head(spec)).networks
 
     products = {name: module for name, module in draft.network.named_modules() if isinstance(module, NativeLinear)}
@@ -267,44 +276,40 @@ def test_int8_and_int4_are_blocks_but_for_int8_on_cuda():
 def test_what_a_rank_does_with_a_split(stored, keys, expected_kinds, saved, quantized):
     device, kernel, quantization = keys.split()
     folder = saved / "0+2+2" if stored == "none" else quantized / stored
-    config = RunConfig(device=device, kernel=kernel, quant=quantization, dtype="float32")
-    spec = RankSpec(config, Part(folder / "stage_1"))
+    spec = spec_of(folder, device=device, kernel=kernel, quant=quantization)
     assert (spec.quant, spec.quantizes) == expected_kinds
 
 
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 def test_a_split_of_the_former_form_is_refused(kind, saved, tmp_path):
     """It has weights in two dimensions, and scales beside them."""
-    folder = split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))[1]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "quant": kind}))
+    folder = split_quantized(saved, tmp_path, "nf4")[1]
+    change_json(folder / "manifest.json", quant=kind)
     with refused(f"holds {kind} weights in a form that is no longer read; split again: python "
                  f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 4 --quant {kind}"):
         Part(folder)
 
 
 @pytest.mark.parametrize("asked, fix", [("none", "without --quant"), ("int8", "with --quant int8")])
-def test_another_kind_than_the_split_holds_is_refused(asked, fix, quantized, capsys):
-    assert here(f"model_dir={quantized / 'nf4'}", f"quant={asked}", IDS) == 2
-    said = capsys.readouterr().err
-    assert f"holds nf4 weights, which cannot be run with quant={asked}" in said and fix in said
-    assert said.count("\n") == 1
+def test_another_kind_than_the_split_holds_is_refused(asked, fix, quantized, sentence_of):
+    sentence = sentence_of(here, f"model_dir={quantized / 'nf4'}", f"quant={asked}", IDS)
+    assert f"holds nf4 weights, which cannot be run with quant={asked}" in sentence and fix in sentence
 
 
 def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkeypatch):
-    config, part = RunConfig(quant="nf4", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
+    spec = spec_of(saved / "0+2+2", quant="nf4")
     with monkeypatch.context() as patch:
         patch.setattr(FourBit, "forward", lambda self, x_TD: x_TD * 0)
         with refused("nf4 weights cannot be computed on cpu (the result is incorrect): install"):
-            build_stage(RankSpec(config, part), OFF)
+            build_stage(spec, OFF)
 
     def absent():
         raise ImportError("No module named 'bitsandbytes'")
 
     monkeypatch.setattr(quant, "library", absent)
     with refused("nf4 weights cannot be computed on cpu (No module named 'bitsandbytes'): install the bitsandbytes"):
-        build_stage(RankSpec(config, part), OFF)
+        build_stage(spec, OFF)
     with refused("nf4 weights cannot be computed"):
-        split(saved / "base", part.folder.parent.parent / "never", "0+4", progress=False, layout=Layout("nf4"))
+        split_quantized(saved, saved / "never", "nf4")
     for kind in ("none", *blocks.QUANTIZERS):
         probe(kind, torch.float32, "cpu")

@@ -12,6 +12,7 @@ from config.methods import METHODS
 from eval import report as reporting
 from eval import results_index as results
 from eval.plots import styles_of
+from tests.json_files import save_json, save_json_lines
 from tests.test_metrics import answer, line
 
 CONFIG = {"data": "", "draft": "eagle", "drafts": "", "baseline_draft": ""}
@@ -32,7 +33,7 @@ def put(folder, **more):
 def put_environment(folder, start, **config):
     """Write the env.json of a results folder: one start, and changes of the configuration."""
     environment = {"starts": [start], "config": {**CONFIG, **config}, "machine": {}}
-    (folder / "env.json").write_text(json.dumps(environment))
+    save_json(folder / "env.json", environment)
 
 
 @pytest.fixture
@@ -56,14 +57,19 @@ def folder(tmp_path):
     return tmp_path
 
 
-def table(path):
+def report_text(folder):
+    """The report that is written for a results folder."""
+    return reporting.report(folder).read_text(encoding="utf-8")
+
+
+def csv_rows(path):
     with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     reporting.report(folder)
-    rows = table(folder / "summary.csv")
+    rows = csv_rows(folder / "summary.csv")
     assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
         (method, name, "0") for name in ("gsm8k", "qa", "mean") for method in SECONDS]
     assert list(rows[0])[:3] == ["method", "draft", "set"]
@@ -82,7 +88,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
 
 def test_the_ranks_have_rows_of_their_own(folder):
     reporting.report(folder)
-    rows = table(folder / "stages.csv")
+    rows = csv_rows(folder / "stages.csv")
     assert len(rows) == 3 * 2 * 3
     (row,) = [row for row in rows
               if (row["method"], row["set"], row["rank"]) == ("continuous", "qa", "1")]
@@ -90,7 +96,7 @@ def test_the_ranks_have_rows_of_their_own(folder):
 
 
 def test_every_table_and_plot_names_its_world(folder):
-    text = reporting.report(folder).read_text(encoding="utf-8")
+    text = report_text(folder)
     for block in text.split("\n\n"):
         if block.startswith("| method"):
             lead = text[:text.index(block)].rstrip().splitlines()[-1]
@@ -114,7 +120,7 @@ def test_the_speeds_are_on_the_screen_in_columns(folder):
         "continuous   5.33  5.33  5.33  2.00"]
 
 
-@pytest.mark.parametrize(("more", "world"), [
+@pytest.mark.parametrize("more, world", [
     ({"emulated": False, "profile": "none"}, "measured"),
     ({"emulated": True, "profile": "wifi"}, "emulated, profile wifi"),
     ({"emulated": False, "profile": "lan-1g", "simulated": True}, "simulated, profile lan-1g")])
@@ -123,7 +129,7 @@ def test_figures_are_measured_emulated_or_simulated(more, world):
 
 
 def test_what_is_missing_is_said(folder):
-    text = reporting.report(folder).read_text(encoding="utf-8")
+    text = report_text(folder)
     assert "missing: answers of 6 groups" in text
     assert "ar has 0 of 2 answers on qa at temperature 1" in text
     (folder / "answers" / "continuous" / "qa-t0.jsonl").write_text(json.dumps(answer()) + "\n" + '{"method": "conti')
@@ -133,8 +139,8 @@ def test_what_is_missing_is_said(folder):
 
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
     put(tmp_path, method="continuous", emulated=False, profile="none")
-    text = reporting.report(tmp_path).read_text(encoding="utf-8")
-    row, mean_row = table(tmp_path / "summary.csv")
+    text = report_text(tmp_path)
+    row, mean_row = csv_rows(tmp_path / "summary.csv")
     assert (row["set"], mean_row["set"], row["xi"]) == ("qa", "mean", mean_row["xi"])
     assert row["sr_naive"] == row["sr_ar"] == row["equal"] == row["computed"] == row["xi_low"] == ""
     assert "| continuous | 5.00 (–) | 5.00 (–) |" in text and "env.json" in text and "speedup" not in text
@@ -142,7 +148,7 @@ def test_one_method_alone_is_reported_without_ratios(tmp_path):
 
 def test_a_text_that_differs_is_reported(folder):
     put(folder, method="pruned", set="qa", token_ids=[[7]], first_difference={"margin": 1e-4})
-    text = reporting.report(folder).read_text(encoding="utf-8")
+    text = report_text(folder)
     assert "1 of 1 differ, first question 1 turn 1 token 1, margin 0.0001" in text
 
 
@@ -150,14 +156,13 @@ def test_without_matplotlib_there_are_tables(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "eval.plots", raising=False)
     monkeypatch.delattr("eval.plots", raising=False)
-    assert "matplotlib, which is not installed" in reporting.report(folder).read_text(encoding="utf-8")
+    assert "matplotlib, which is not installed" in report_text(folder)
     assert not list(folder.glob("*.png"))
 
 
-def test_a_folder_without_answers_is_one_sentence(tmp_path, capsys):
-    assert reporting.main([str(tmp_path)]) == 2
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and "has no answers: make some with bash run_eval.sh results=" in shown
+def test_a_folder_without_answers_is_one_sentence(tmp_path, sentence_of):
+    sentence = sentence_of(reporting.main, [str(tmp_path)])
+    assert "has no answers: make some with bash run_eval.sh results=" in sentence
 
 
 JUNK = ("null", "[]", '"text"', "{cut", "[" * 100_000)
@@ -180,16 +185,14 @@ SPOILED = [  # a file of a results folder, and what it holds, or in what its fir
     *(("env.json", json.dumps({"starts": [other], "config": CONFIG, "machine": {}})) for other in OTHER_STARTS)]
 
 
-@pytest.mark.parametrize(("name", "content"), SPOILED, ids=lambda value: value[-40:])
-def test_what_is_spoiled_in_a_folder_is_named_by_file_and_line(folder, name, content, capsys):
+@pytest.mark.parametrize("name, content", SPOILED, ids=lambda value: value[-40:])
+def test_what_is_spoiled_in_a_folder_is_named_by_file_and_line(folder, name, content, sentence_of):
     path, place = folder / name, str(folder / name)
     if path.suffix == ".jsonl":
         place, content = f"line 1 of {path}", f"{content}\n{path.read_text()}"
     path.write_text(content)
 
-    assert reporting.main([str(folder)]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"flowspec: {place} is ") and printed.count("\n") == 1
+    assert sentence_of(reporting.main, [str(folder)]).startswith(f"flowspec: {place} is ")
 
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
@@ -219,13 +222,13 @@ def drafted(tmp_path):
     flown = {**line(0, 0, 8.0), "first": 1.6,
              "decoding": {"grow": 1.6, "judge": 0.8, "wait": 3.2},
              "flight": {"rows": 8, "stay": 4.0, "aloft": 9.6, "misses": 4, "lost": 0.32}}
-    path.write_text(json.dumps(flown) + "\n")
+    save_json_lines(path, [flown])
     return tmp_path
 
 
 def test_a_ratio_names_its_baseline_and_has_the_draft_of_the_first_or_of_the_row(drafted):
-    text = reporting.report(drafted).read_text(encoding="utf-8")
-    rows = {(row["method"], row["draft"]): row for row in table(drafted / "summary.csv")}
+    text = report_text(drafted)
+    rows = {(row["method"], row["draft"]): row for row in csv_rows(drafted / "summary.csv")}
     columns = ("sr_naive", "sr_naive_same", "sr_serial_same", "sr_ar")
     assert {key: [row[name] for name in columns] for key, row in rows.items()} == {
         ("ar", "none"): ["0.5", "", "", "1"],
@@ -247,17 +250,17 @@ def test_another_draft_may_be_the_baseline_and_a_baseline_without_answers_has_no
     put_environment(drafted, START_OF_DRAFTS, drafts="eagle,model:DIR", baseline_draft="model:DIR")
     (drafted / "answers" / "serial" / "qa-t0.jsonl").unlink()
     (drafted / "answers" / "ar" / "qa-t0.jsonl").unlink()
-    text = reporting.report(drafted).read_text(encoding="utf-8")
+    text = report_text(drafted)
     assert "| method | ξ | ξ of decoding | SR to naive with model:DIR | SR to naive with the same draft |\n" in text
     assert "serial with the same draft" not in text and "SR to ar" not in text
     assert "| continuous, eagle | 5.33 (1.00) |" in text
 
 
 def test_an_account_is_a_table_a_file_and_a_plot(drafted):
-    text = reporting.report(drafted).read_text(encoding="utf-8")
+    text = report_text(drafted)
     assert "| continuous, eagle | 100.0 | 50.0 | 200.0 | 100.0 | 50.0 | 500.0 |" in text
     assert "| continuous, eagle | – | 1.50 | 500 | 4.00 | 20.0 |" in text
-    row, mean_row = table(drafted / "account.csv")
+    row, mean_row = csv_rows(drafted / "account.csv")
     assert mean_row == {**row, "set": "mean"}
     assert (row["method"], row["draft"], row["drafting"], row["lost"], row["whole"]) == (
         "continuous", "eagle", "0.1", "0.02", "0.5")

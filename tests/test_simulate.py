@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,14 @@ from eval.dsi.command import COMMANDS, main
 from eval.dsi.formulas import least_lookahead, servers_needed
 from eval.dsi.keys import Heatmap, Offline, Online, Simulation
 from eval.tables import in_columns
+from tests.checkpoints import refused
 
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
 
 
 @pytest.mark.parametrize("words",
                          [[], ["paper", "--help"], ["cases", "tests/golden/dsi/cases.json"]], ids=" ".join)
-def test_a_closed_output_ends_a_command_quietly(words: list[str]) -> None:
+def test_a_closed_output_ends_a_command_quietly(words):
     ran = subprocess.Popen([*COMMAND, *words],
                            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert ran.stdout is not None and ran.stderr is not None
@@ -36,7 +36,7 @@ def test_a_closed_output_ends_a_command_quietly(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])  # SIG_IGN: from a shell's background
-def test_an_interrupt_ends_a_command_without_a_traceback(inherited: signal.Handlers) -> None:
+def test_an_interrupt_ends_a_command_without_a_traceback(inherited):
     words = [*COMMAND, "online", "num_repeats=2000"]
     terminal, its_end = os.openpty()
     fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # a bar needs columns
@@ -54,13 +54,12 @@ def test_an_interrupt_ends_a_command_without_a_traceback(inherited: signal.Handl
     assert b"Traceback" not in shown
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(output_of, capsys):
     assert main(["heatmpa"]) == 2 and main(["?"]) == 2
     shown = capsys.readouterr()
     assert shown.err == ("flowspec: unknown command heatmpa: did you mean heatmap?\n"
                          f"flowspec: unknown command ?: choose one of {', '.join(COMMANDS)}\n")
-    assert main([]) == 0 and main(["--help"]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(main, []) + output_of(main, ["--help"])
     assert all(printed.count(f"\n{name} ") == 2 for name in COMMANDS)
 
 
@@ -116,7 +115,7 @@ MISTAKES = {  # the command with its words, and what is said of them
 
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_one_sentence_that_names_the_fix(
-        words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2
 
@@ -126,7 +125,7 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(
     assert shown.out == "" and list(tmp_path.iterdir()) == []
 
 
-def test_nothing_said_means_the_values_of_the_paper() -> None:
+def test_nothing_said_means_the_values_of_the_paper():
     asked = read_keys([], Simulation, "any")
     assert asked == Simulation()
     assert vars(asked) == {"c": 0.1, "a": 0.9,
@@ -134,22 +133,20 @@ def test_nothing_said_means_the_values_of_the_paper() -> None:
                            "random_seed": 42, "num_repeats": 5}
 
 
-def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None:
+def test_what_the_sentence_about_servers_names_is_enough_and_the_least():
     for c, failure_cost, k in ((0.1, 1.0, 1), (1 / 7, 1.0, 1),
                                (2.5, 37.7, 2), (0.01, 1.0, 3)):
         needed = servers_needed(failure_cost, c, k)
         Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=needed)
         for servers in range(1, needed):
             least = least_lookahead(failure_cost, c, servers)
-            with pytest.raises(ValueError, match=f"needs {needed}: .* or k={least} or more"):
+            with refused(f"needs {needed}: ", f" or k={least} or more"):
                 Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
             Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
             assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers
-    assert servers_needed(1.0, 1 / 7, 1) == 7
-    assert servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
 
 
-def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
+def test_every_number_among_the_keys_has_a_range_that_its_default_is_in():
     for kind in (Heatmap, Offline, Online):
         ranges = {name: allowed for name, allowed in allowed_values(kind).items() if isinstance(allowed, Range)}
         found = {option.name: option for option in options(kind) if option.type_name in ("int", "float")}
@@ -157,7 +154,7 @@ def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> Non
         assert all(ranges[name].holds(option.default) for name, option in found.items())
 
 
-def test_columns_are_as_wide_as_they_need_be() -> None:
+def test_columns_are_as_wide_as_they_need_be():
     rows = [["short", "1", "[1.0, 2.0]"], ["the end of a name of more than twenty characters", "100", "-"]]
     assert in_columns(["", "n", "interval"], rows).splitlines() == [
         "                        n    interval",

@@ -1,7 +1,6 @@
 """Ablations change the time that a text takes, never the text; and a sweep is its points, a table and a plot."""
 from __future__ import annotations
 
-import csv
 import io
 import subprocess
 from dataclasses import replace
@@ -20,7 +19,9 @@ from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.requests import RequestTarget
-from tests.test_report import put
+from tests.checkpoints import refused
+from tests.sources import project_text
+from tests.test_report import csv_rows, put
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
@@ -106,12 +107,12 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
     config = parse(words("emulated", points["250"]), kind=EvalConfig)
     assert (config.methods, config.run.questions, config.run.wires) == ("continuous", "1", "250")
     assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
-    with pytest.raises(ValueError, match="wires is what bandwidth varies: leave wires=5 out"):
+    with refused("wires is what bandwidth varies: leave wires=5 out"):
         commands("bandwidth", SWEEPS["bandwidth"], ["wires=5"])
 
 
 def test_every_sweep_stands_in_the_table_of_figures():
-    rows = [line.split("|")[2] for line in (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[2] for line in project_text("docs/figures.md").splitlines()
             if line.startswith("|") and "-m scripts.sweep" in line]
     listed = {word.strip("`,") for row in rows for word in row.split()}
     assert SWEEPS.keys() <= listed
@@ -137,15 +138,14 @@ def test_a_sweep_that_is_not_complete_is_a_table_and_a_plot_of_what_is_there(tmp
     assert "(emulated, profile jetson-7b)" in text and "Missing: 250, 1000." in text
     assert "| naive | 2.00 | – | 4.00 | – |" in text and "| continuous | 4.00 | – | 8.00 | – |" in text
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    with (tmp_path / "sweep.csv").open(encoding="utf-8") as file:
-        rows = {(row["point"], row["method"]): row for row in csv.DictReader(file)}
+    rows = {(row["point"], row["method"]): row for row in csv_rows(tmp_path / "sweep.csv")}
     assert len(rows) == 4 and rows["500", "continuous"]["sr_naive"] == "2"
     assert rows["125", "naive"]["equal"] == "same"
     assert sorted(row["equal"][:13] for row in rows.values()) == ["1 of 2 differ", "same", "same", "same"]
 
 
 def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
-    with pytest.raises(ValueError, match="has no answers at any point"):
+    with refused("has no answers at any point"):
         write_sweep(tmp_path, "ablation", SWEEPS["ablation"])
     put(tmp_path / "score_order", method="continuous")
     put(tmp_path / "nothing", method="continuous", seconds=(1.0,))
@@ -153,12 +153,11 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
     assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize("words, message", [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
-def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, capsys, words, message):
+def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, sentence_of, words, message):
     monkeypatch.setattr("eval.points.subprocess.run", lambda *_: pytest.fail("a point was begun"))
-    assert command.main(["prune", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in sentence_of(command.main, ["prune", *words])
 
 
 def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys):
@@ -177,7 +176,7 @@ def test_the_evaluations_of_a_sweep_know_that_they_are_its_points(tmp_path, monk
     assert marks == ["true", "true"]
 
 
-@pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
+@pytest.mark.parametrize("ended, code", [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
     monkeypatch.setattr("eval.points.subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], ended))

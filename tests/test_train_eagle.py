@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from config.old_names import OLD_OPTIONS
 from config.presets import ROOT
@@ -26,7 +26,8 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from pipeline.answers import Request
 from tests.checkpoints import refused
-from tests.saved import FORM, here, save_tokenizer, token_ids
+from tests.json_files import change_json, load_json, load_json_lines, save_json, save_json_lines
+from tests.saved import here, save_model, token_ids
 from tests.test_families import MODELS, config_class
 from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
@@ -55,12 +56,9 @@ ANSWERED = [10, 11, 12, 13, 17, 18, 19, 20, 23]  # a row's tokens that are an an
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model with seven layers, in float64, and a tokenizer of single characters."""
-    folder, tiny = tmp_path_factory.mktemp("training") / "base", Tiny(7)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 7, "max_position_embeddings": 512}))
-    tensors = {f"model.{name}": x for name, x in tiny.tensors.items()}
-    save_file({**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, folder / "model.safetensors")
-    save_tokenizer(folder)
+    folder = tmp_path_factory.mktemp("training") / "base"
+    save_model(folder, Tiny(7))
+    change_json(folder / "config.json", max_position_embeddings=512)
     return folder
 
 
@@ -75,8 +73,7 @@ def talks(tmp_path_factory):
     path = tmp_path_factory.mktemp("talks") / "talks.jsonl"
     said = [[("human", f"what follows {a}?"), ("gpt", f"{b} follows {a}.")] * (1 + i % 2)
             for i, (a, b) in enumerate(zip("abcdefghi", "bcdefghij"))]
-    path.write_text("".join(json.dumps({"conversations": [{"from": who, "value": what} for who, what in talk]}) + "\n"
-                            for talk in said))
+    save_json_lines(path, ({"conversations": [{"from": who, "value": what} for who, what in talk]} for talk in said))
     return path
 
 
@@ -90,15 +87,15 @@ class Trainings:
         return [str(self.base), str(self.folder / name), "--data", str(self.talks), "--template", "vicuna",
                 "--threads", "1", "--judged", "0", *options]
 
-    def run(self, name, *options):
-        return train_eagle.main(self.words(name, *options))
+    def run(self, name, *options, exit_code=0):
+        assert train_eagle.main(self.words(name, *options)) == exit_code
 
     def start(self, name, *options):
         """As `run`, but an error is raised."""
         train_eagle.train(parser().parse_args(self.words(name, *options)))
 
     def content(self, name, file_name="config.json"):
-        return json.loads((self.folder / name / file_name).read_text())
+        return load_json(self.folder / name / file_name)
 
     def tensors(self, name):
         return load_file(self.folder / name / "model.safetensors")
@@ -130,6 +127,15 @@ def make_task(teacher, third, method):
     return (WordTask if third else Task)(teacher, make_head(teacher, third)[0], method)
 
 
+def learnt_parameters(task):
+    return [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+
+
+def num_targets(task, rows):
+    """The number of words over which the loss of these rows is a mean."""
+    return sum(len(row.ids) - 1 if isinstance(task, WordTask) else len(ANSWERED) for row in rows)
+
+
 def make_rows():
     generator = torch.Generator().manual_seed(5)
     rows = []
@@ -145,12 +151,11 @@ def make_rows():
 @both
 def test_the_shares_of_processes_add_up_to_the_batch(teacher, third):
     task, rows = make_task(teacher, third, Objective(2, starts=3, noise=0.1)), make_rows()
-    head_parameters = [p for p in task.head.parameters() if p.requires_grad]
 
     def gradients(*shares):
         task.head.zero_grad()
         losses = [task.learn(rows, (0, 7), share)["loss"] for share in shares]
-        return [p.grad.clone() / len(shares) for p in head_parameters], sum(losses) / len(losses)
+        return [p.grad.clone() / len(shares) for p in learnt_parameters(task)], sum(losses) / len(losses)
 
     whole_gradients, whole_loss = gradients(WHOLE)
     mean_gradients, mean_loss = gradients(BatchShare(0, 2), BatchShare(1, 2))
@@ -215,14 +220,13 @@ def by_hand(task, row, third, likeliest=64, starts=None):
 def test_the_loss_is_that_of_the_papers(teacher, third):
     task = make_task(teacher, third, Objective(3, decay=0.8))
     rows, found = make_rows(), task.learn(make_rows(), (0, 0))
-    size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
     marks = [list(by_hand(task, row, third)) for row in rows]
-    loss = sum(0.8 ** i * mark for row in marks for i, (mark, _) in enumerate(row)) / size
+    loss = sum(0.8 ** i * mark for row in marks for i, (mark, _) in enumerate(row)) / num_targets(task, rows)
     assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
     assert found["agreement"] == sum(row[0][1] for row in marks) / (2 * len(ANSWERED))
-    learnt = [p for p in task.head.parameters() if p.requires_grad]
-    for got, wanted in zip([p.grad for p in learnt], torch.autograd.grad(loss, learnt)):
-        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
+    learnt = learnt_parameters(task)
+    expected_gradients = torch.autograd.grad(loss, learnt)
+    torch.testing.assert_close([parameter.grad for parameter in learnt], [*expected_gradients], atol=1e-6, rtol=1e-4)
     assert task.head.embed_tokens.weight.grad is None and teacher.lm_head.product.weight.grad is None
 
 
@@ -238,8 +242,7 @@ def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
         assert len(starts) == 2 and set(starts.tolist()) < {8, 9, 10, 15, 16, 17}  # the next two words are an answer's
         first, *later = (mark for mark, _ in by_hand(task, row, third, starts=starts))
         loss += 3 * first + sum(later) * 6 / 2
-    size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
-    assert found["loss"] == pytest.approx(float(loss.detach()) / size, abs=1e-6)
+    assert found["loss"] == pytest.approx(float(loss.detach()) / num_targets(task, rows), abs=1e-6)
     assert task.learn(rows, (0, 7)) == found != task.learn(rows, (0, 8))
     task.method = Objective(3, starts=100, likeliest=2, word_weight=1.0)  # more than there are, so that all are drawn
     marks = [mark for mark, _ in by_hand(task, rows[0], third,
@@ -296,8 +299,7 @@ def test_a_block_reads_and_learns_what_the_draft_would_read_there(teacher):
     assert task.learn([row], (0,))["loss"] == pytest.approx(float(loss.detach()) / len(ANSWERED), abs=1e-6)
     assert task.agreement([row], [0, 2]) == [sum(right[place]) / len(right[place])
                                              for place in (0, 2)]
-    assert all(p.grad is not None and p.grad.any()
-               for p in task.head.parameters() if p.requires_grad)
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in learnt_parameters(task))
     assert task.head.embed_tokens.weight.grad is None
 
 
@@ -310,7 +312,7 @@ def test_a_block_at_the_end_of_the_context_learns(teacher):
 
 def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(trainings):
     options = ["--block", "4", "--epochs", "1", "--starts", "2", "--judged", "1"]
-    assert trainings.run("whole", *options) == 0
+    trainings.run("whole", *options)
     written = trainings.content("whole")
     assert written["dflash_config"]["target_layer_ids"] == [layer - 1 for layer in usual_layers(7)]
     assert written["architectures"] == ["DFlashDraftModel"] and "unrolled_passes" not in written
@@ -377,7 +379,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
 def test_an_interrupted_training_ends_with_the_same_bits(trainings, monkeypatch, course, halts, steps):
     options = ["--epochs", "2", "--batch", "2", "--save-every", "2", "--judged", "1", "--length", "400",
                "--passes", "2", "--draft-vocab", "30", *course.split()]
-    assert trainings.run("whole", *options) == 0
+    trainings.run("whole", *options)
     advance = Course.advance
 
     def interrupted(course):
@@ -387,11 +389,11 @@ def test_an_interrupted_training_ends_with_the_same_bits(trainings, monkeypatch,
 
     monkeypatch.setattr(Course, "advance", interrupted)
     while halts:
-        assert trainings.run("halves", *options) == 130
+        trainings.run("halves", *options, exit_code=130)
         left = sorted(path.name.partition("-")[0] for path in (trainings.folder / "halves").iterdir())
         assert left == ["lessons", "training.pt"]
         halts = halts[1:]
-    assert trainings.run("halves", *options) == 0
+    trainings.run("halves", *options)
     for name in ("model.safetensors", "config.json"):
         whole, halves = ((trainings.folder / out / name).read_bytes() for out in ("whole", "halves"))
         assert whole == halves
@@ -406,15 +408,15 @@ def test_an_interrupted_training_ends_with_the_same_bits(trainings, monkeypatch,
 
 @pytest.mark.parametrize("dialect", [name for name in heads.DIALECTS if name != "eagle3"])
 def test_a_dialect_is_written_as_it_is_published_and_read_again(trainings, dialect):
-    assert trainings.run("whole", "--epochs", "0.3", "--own-epochs", "0.3", "--passes", "2", "--draft-vocab", "30",
-                         "--dialect", dialect) == 0
+    trainings.run("whole", "--epochs", "0.3", "--own-epochs", "0.3", "--passes", "2", "--draft-vocab", "30",
+                         "--dialect", dialect)
     written, names = trainings.content("whole"), trainings.tensors("whole").keys()
     first = "midlayer." if dialect == "eagle3.1" else "layers.0."
     assert f"{first}hidden_norm.weight" in names
     assert ("fc_norm.2.weight" in names) == (dialect == "eagle3.1")
     assert ("input_norm.weight" in names) == ("transformer_layer_config" in written) == (dialect == "speculators")
     trainings.check_text()
-    assert trainings.run("mended", "--from", str(trainings.folder / "whole"), "--own-epochs", "0.3") == 0
+    trainings.run("mended", "--from", str(trainings.folder / "whole"), "--own-epochs", "0.3")
     assert trainings.content("mended") == {**written, "unrolled_passes": 8}
     assert trainings.tensors("mended").keys() == names
 
@@ -427,8 +429,8 @@ def test_a_given_head_is_mended_by_the_second_part_alone(teacher, trainings, tmp
     heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows_embedding=False)
     options = ["--from", str(tmp_path / "given"), "--batch", "2", "--own-epochs", "2", "--epochs", "9",
                *["--eagle3"] * third]
-    assert trainings.run("mended", *options) == 0
-    assert trainings.run("same", *options, "--rate", "1e-30") == 0
+    trainings.run("mended", *options)
+    trainings.run("same", *options, "--rate", "1e-30")
     given, mended, same = map(trainings.tensors, ("given", "mended", "same"))
     for name, x in given.items():
         frozen = name in ("embed_tokens.weight", "d2t", "t2d")
@@ -491,8 +493,8 @@ def test_conversations_are_read_in_every_usual_form(tmp_path):
             {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     bench = {"question_id": 1, "turns": ["a", "c"], "reference": ["b", "d"]}
     forms = [share, {"messages": chat}, chat, bench]
-    (tmp_path / "lines").write_text("\n".join(map(json.dumps, forms)))
-    (tmp_path / "list").write_text(json.dumps([share, {"messages": chat}]))
+    save_json_lines(tmp_path / "lines", forms)
+    save_json(tmp_path / "list", [share, {"messages": chat}])
     assert read_conversations(tmp_path / "lines") == [["a", "b"], ["a", "b"],
                                                       ["a", "b"], ["a", "b", "c", "d"]]
     assert read_conversations(tmp_path / "list") == [["a", "b"], ["a", "b"]]
@@ -512,11 +514,11 @@ def test_each_row_is_drawn_once_an_epoch():
 
 def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
     talks = [["Name a colour."], ["Red."]], [["Say a word."], ["Fox."]]
-    (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    save_json_lines(tmp_path / "dialogues.jsonl", talks)
     bundled = corpus.bundled_questions(tmp_path)
     corpus.write_questions(tmp_path / "data", tmp_path)
-    written = [(tmp_path / "data" / f"{task}.jsonl").read_text().splitlines() for task in corpus.TASKS]
-    assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines]
+    assert bundled == [entry["turns"][0] for task in corpus.TASKS
+                       for entry in load_json_lines(tmp_path / "data" / f"{task}.jsonl")]
     assert len(bundled) == 120
     with (tmp_path / "dialogues.jsonl").open("a") as file:
         file.write(json.dumps([[f"Please answer in a few sentences. {bundled[-1]}"], ["No."]]) + "\n")
@@ -607,7 +609,7 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     assert heads.vocabulary([TokenRow(ids, answers)], 4, 10).tolist() == [0, 2, 4, 9]
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
+@pytest.mark.parametrize("content, sentence", [
     ('{"text": "a"}', "line 1 of"),
     (f"{TALK}\n" * 30 + "{broken", "line 31 of"),
     (f"{TALK}\n{TALK[:-1]}", "line 2 of"),
@@ -645,38 +647,30 @@ def test_an_option_of_an_earlier_version_is_answered_with_what_to_do(capsys):
         assert f"error: unknown option {word}: {OLD_OPTIONS[word]}\n" in capsys.readouterr().err
 
 
-def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):
-    def said(*words, out="new"):
-        code = train_eagle.main([str(base), str(tmp_path / out), "--data", str(talks), *words])
-        assert code == 2
-        return capsys.readouterr().err
+def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, error_of):
+    def errors_of(*words, out="new", model=base):
+        return error_of(train_eagle.main, [str(model), str(tmp_path / out), "--data", str(talks), *words])
 
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "pytorch_model.bin").write_bytes(b"")
-    assert "already holds pytorch_model.bin" in said(out="head")
-    assert "--batch 0 is out of range" in said("--batch", "0")
+    assert "already holds pytorch_model.bin" in errors_of(out="head")
+    assert "--batch 0 is out of range" in errors_of("--batch", "0")
     for words in (("--epochs", "nan"), ("--threads", "1000000"), ("--judged", "-1"),
                   ("--seed", str(1 << 70))):
-        assert f"{words[0]} {words[1]} is out of range; give" in said(*words)
-    assert "--device cuda:99 does not exist here" in said("--device", "cuda:99")
+        assert f"{words[0]} {words[1]} is out of range; give" in errors_of(*words)
+    assert "--device cuda:99 does not exist here" in errors_of("--device", "cuda:99")
     (tmp_path / "file").write_text("")
-    assert "cannot be written (File exists): choose another folder" in said(out="file")
-    assert "choose the --template" in said("--length", "3")
-    assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
-    assert "--from trains only the second part" in said("--from", "head", "--authors")
-    assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))
+    assert "cannot be written (File exists): choose another folder" in errors_of(out="file")
+    assert "choose the --template" in errors_of("--length", "3")
+    assert "--passes 1 has no pass over the head's own outputs" in errors_of("--passes", "1")
+    assert "--from trains only the second part" in errors_of("--from", "head", "--authors")
+    assert "nowhere" in errors_of("--from", "nowhere") and "fc.weight" in errors_of("--from", str(base))
     for words in (("--own-epochs", "1"), ("--passes", "2"), ("--noise", "0"), ("--word-weight", "1")):
-        assert f"{words[0]} applies to EAGLE heads only" in said("--block", "8", *words)
-    assert "--device nowhere is unknown" in said("--device", "nowhere")
+        assert f"{words[0]} applies to EAGLE heads only" in errors_of("--block", "8", *words)
+    assert "--device nowhere is unknown" in errors_of("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")
-    assert "cannot be read" in said("--threads", "1", out="cut")
-    config = json.loads((base / "config.json").read_text())
-    small = tmp_path / "small"
-    small.mkdir()
-    tensors = load_file(base / "model.safetensors")
-    (small / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
-    save_file({name: x for name, x in tensors.items() if ".6." not in name}, small / "model.safetensors")
-    assert train_eagle.main([str(small), str(tmp_path / "x"),
-                             "--data", str(talks), "--eagle3"]) == 2
-    assert "needs a model of at least 7 layers" in capsys.readouterr().err
+    assert "cannot be read" in errors_of("--threads", "1", out="cut")
+
+    save_model(tmp_path / "small", Tiny(6))
+    assert "needs a model of at least 7 layers" in errors_of("--eagle3", model=tmp_path / "small")

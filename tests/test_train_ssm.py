@@ -1,7 +1,6 @@
 """Boost-tuning: what is learnt, what is left for the next drafter, and that an interruption changes nothing."""
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import redirect_stdout
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from config.presets import TOY
 from eval.pair_keys import MeasureKeys
@@ -20,7 +19,8 @@ from launch.split.write import split
 from model.sample import Sampler
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from tests.checkpoints import same
+from tests.checkpoints import edited_tensors, same
+from tests.json_files import change_json, load_json, load_json_lines, save_json
 from tests.saved import here, save_tokenizer, token_ids
 from train.course import Course
 from train.data import TokenRow, answer_row
@@ -66,7 +66,7 @@ def pair(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "prompts.json"
-    path.write_text(json.dumps(PROMPTS))
+    save_json(path, PROMPTS)
     return path
 
 
@@ -80,7 +80,7 @@ def trained(pair, questions, tmp_path_factory):
 
 
 def record_of(out):
-    return json.loads((out / "training.json").read_text())
+    return load_json(out / "training.json")
 
 
 def words(pair, questions, out, *more):
@@ -101,6 +101,11 @@ def texts_to(folder, count=5):
                               for i in range(count)], 0))
 
 
+def open_float32(folder):
+    """A model as measurements open it."""
+    return open_pair(str(folder), MeasureKeys(dtype="float32", threads=1))
+
+
 def row_of(text, left_N):
     """The row of a text of which only that is left to learn."""
     whole = answer_row(text.prompt, text.ids)
@@ -109,10 +114,8 @@ def row_of(text, left_N):
 
 
 def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
-    target = open_pair(str(pair[0]), MeasureKeys(dtype="float32", threads=1))
-    found = texts_to(pair[0])
-    assert [text.ids for text in found] == [answer(target, text.prompt, NEW, Sampler())
-                                            for text in found]
+    target, texts = open_float32(pair[0]), texts_to(pair[0])
+    assert [text.ids for text in texts] == [answer(target, text.prompt, NEW, Sampler()) for text in texts]
 
 
 def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(pair, tmp_path):
@@ -156,7 +159,7 @@ def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
 def test_what_is_right_is_what_a_drafter_would_write_there(pair):
     texts = texts_to(pair[0])
     rows = [answer_row(text.prompt, text.ids) for text in texts]
-    drafter = open_pair(str(pair[1]), MeasureKeys(dtype="float32", threads=1))
+    drafter = open_float32(pair[1])
     for text, rank_N in zip(texts, ranks_of(open_model(pair[1], CPU), rows), strict=True):
         read = [*text.prompt, *text.ids[:-1]]
         logits = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text.ids))
@@ -194,19 +197,15 @@ def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, tra
 
 
 def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, trained):
-    measured = MeasureKeys(dtype="float32", threads=1)
-    target = open_pair(str(pair[0]), measured)
-    held = prompts_of(questions, 2000, 0)[:3]
-    found = [open_pair(str(trained / name), measured) for name in ("ssm1", "ssm2")]
-    tokens = 0
-    passes = 0
-    for prompt in held:
+    target, *drafters = map(open_float32, (pair[0], trained / "ssm1", trained / "ssm2"))
+    tokens = passes = 0
+    for prompt in prompts_of(questions, 2000, 0)[:3]:
         read = target.text.prompt_ids([prompt], "none")
         ids = answer(target, read, NEW, Sampler())
         before = [*read, *ids[:-1]]
         rank_DN = [ranks(one.whole.logits(before,
                                           one.whole.cache(len(before)), len(ids)),
-                         ids) for one in found]
+                         ids) for one in drafters]
         tokens += len(ids) - 1
         passes += merged_passes(rank_DN, [1, 1, 3, 1, 1, 1, 1, 1])
     figures = record_of(trained)["tokens_per_pass"]["ssm1 and ssm2, merged"]
@@ -231,26 +230,24 @@ def test_an_interruption_changes_nothing(pair, questions, trained, tmp_path, mon
     for name in ("ssm1", "ssm2"):
         assert same(*(load_file(out / name / "model.safetensors") for out in (trained, broken)))
     assert record_of(trained) == record_of(broken)
-    assert main(words(pair, questions, broken, "--stretch", "3")) == 2
-    assert "belongs to a training with stretch=2 instead of 3" in capsys.readouterr().err
-    assert main(words(pair, questions, broken, "--seed", "1")) == 2
-    assert "repeat the same command as then, or give another --out" in capsys.readouterr().err
+    for option, value, message in (("--stretch", "3", "belongs to a training with stretch=2 instead of 3"),
+                                   ("--seed", "1", "repeat the same command as then, or give another --out")):
+        assert main(words(pair, questions, broken, option, value)) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_bundled_prompts_are_none_of_the_bundled_questions():
     found = prompts_of(None, 60, 0)
-    bundled = {json.loads(line)["turns"][0]
-               for path in (TOY.parent / "eval" / "data").glob("*.jsonl")
-               for line in path.read_text().splitlines()}
+    bundled = {entry["turns"][0] for path in (TOY.parent / "eval" / "data").glob("*.jsonl")
+               for entry in load_json_lines(path)}
     assert 40 < len(found) == len(set(found)) <= 60 and not bundled & set(found)
     assert prompts_of(None, 60, 1) != found
 
 
-def test_a_drafter_that_has_nothing_to_learn_ends_the_row(pair, questions, tmp_path, capsys):
+def test_a_drafter_that_has_nothing_to_learn_ends_the_row(pair, questions, tmp_path, output_of):
     target = str(pair[0])
     asked = [target, target, target, *words(pair, questions, tmp_path / "out", "--rate", "0")[3:]]
-    assert main(asked) == 0
-    assert "nothing is left for drafter 2" in capsys.readouterr().out
+    assert "nothing is left for drafter 2" in output_of(main, asked)
     assert not (tmp_path / "out" / "ssm2").exists()
 
 
@@ -265,29 +262,26 @@ def test_a_drafter_may_begin_as_the_target_with_some_of_its_layers(pair, questio
         torch.testing.assert_close(parameter, before, atol=1e-6, rtol=1e-6)
 
 
-def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsys):
-    target, a, _ = map(str, pair)
+def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, error_of):
+    target, drafter, _ = map(str, pair)
     other = tmp_path / "other"
-    shutil.copytree(a, other)
-    tensors = load_file(other / "model.safetensors")
-    tensors = {name: torch.cat([x, x[:3]])
-               if len(x) == VOCAB else x for name, x in tensors.items()}
-    save_file(tensors, other / "model.safetensors")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
+    shutil.copytree(drafter, other)
+    with edited_tensors(other) as tensors:
+        tensors.update({name: torch.cat([x, x[:3]]) for name, x in tensors.items() if len(x) == VOCAB})
+    change_json(other / "config.json", vocab_size=VOCAB + 3)
+
     out = ["--out", str(tmp_path / "out")]
     for wrong, message in (
             ([target, str(other), *out], "other has other numbers of tokens than the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
-            ([target, a, "--out", a], "is the folder of an input model; choose another folder"),
+            ([target, drafter, "--out", drafter], "is the folder of an input model; choose another folder"),
             ([target, *out], "there is no initial drafter: name a folder, or add --layers"),
             ([target, *out, "--layers", "1,0"], "--layers 1,0 is invalid: give layers from 0 to"),
             ([target, *out, "--layers", "0,99"], "--layers 0,99 is invalid: give layers from 0 to"),
-            ([target, a, *out, "--steps", "0"], "--steps 0 is out of range; give 1 to"),
-            ([target, a, *out, "--prompts", "9", "--judged", "9"], "leaves nothing to learn"),
+            ([target, drafter, *out, "--steps", "0"], "--steps 0 is out of range; give 1 to"),
+            ([target, drafter, *out, "--prompts", "9", "--judged", "9"], "leaves nothing to learn"),
             (words(pair, questions, tmp_path / "out", "--judged", "21"), "and --judged 21"),
-            ([target, a, *out, "--data", str(tmp_path / "none.json")], "none.json"),
-            ([target, a, *out, "--device", "cuda:77"], "--device cuda:77")):
-        assert main(wrong) == 2
-        said = capsys.readouterr().err.strip().splitlines()[-1]
-        assert said.startswith("train_ssm: ") and message in said
+            ([target, drafter, *out, "--data", str(tmp_path / "none.json")], "none.json"),
+            ([target, drafter, *out, "--device", "cuda:77"], "--device cuda:77")):
+        last_line = error_of(main, wrong).strip().splitlines()[-1]
+        assert last_line.startswith("train_ssm: ") and message in last_line
