@@ -1,6 +1,4 @@
 """What ranks are forked from. All of it stays, so the garbage collector need not look at it, here or in a rank."""
-from __future__ import annotations
-
 import gc
 from importlib import import_module
 

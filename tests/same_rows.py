@@ -2,8 +2,6 @@
 
 A `model` has a `cache`, and `read(rows, num_text_rows)`, which computes rows of (node, parent, position, token).
 """
-from __future__ import annotations
-
 import torch
 
 LENGTH, PROMPT = 60, 37  # tokens of a text, and of the prompt with which it begins

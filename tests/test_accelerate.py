@@ -1,6 +1,4 @@
 """A training by several processes or with accumulated gradients takes the steps of one process with whole batches."""
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,6 +1,4 @@
 """Earlier answers in a file: added texts are read again, the newest are kept, and invalid files are refused."""
-from __future__ import annotations
-
 import os
 import stat
 

@@ -1,6 +1,4 @@
 """AsyncPipeline: tasks of one event loop ask at once, are cancelled, hear of losses; chats are those of Pipeline."""
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,6 +1,4 @@
 """The guesses of several sources become one distribution, and accurate sources gain weight."""
-from __future__ import annotations
-
 import math
 import random
 

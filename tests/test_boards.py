@@ -1,6 +1,4 @@
 """Files that describe a cluster: whatever one says, it is a cluster or refused in one sentence."""
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,6 +1,4 @@
 """A cache after any prunes equals a cache built from scratch."""
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -2,8 +2,6 @@
 
 They stand in an environment of their own, which scripts/check_clients.sh makes; elsewhere these tests are skipped.
 """
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

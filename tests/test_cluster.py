@@ -1,6 +1,4 @@
 """The memory that docs/cluster.md names for 7B and 13B, computed from splits of these shapes whose files are holes."""
-from __future__ import annotations
-
 import json
 import math
 import re

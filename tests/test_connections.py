@@ -1,6 +1,4 @@
 """Connections of HTTP: who sends nothing is closed, who sends at once is answered, and a body has one end."""
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

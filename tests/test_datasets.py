@@ -1,6 +1,4 @@
 """Data sets: the forms of the six published files, SpecInfer's lists, and errors in a file."""
-from __future__ import annotations
-
 import pytest
 
 from config.presets import PRESETS, TOY

@@ -1,6 +1,4 @@
 """An answer ends where it should, whatever the strategy had settled beyond."""
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

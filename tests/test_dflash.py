@@ -1,6 +1,4 @@
 """DFlash heads: read as published, compared with a plain implementation, and grown into trees."""
-from __future__ import annotations
-
 import heapq
 import math
 from contextlib import suppress

@@ -1,6 +1,4 @@
 """The picture of an answer: from a state to lines."""
-from __future__ import annotations
-
 import io
 import math
 from types import SimpleNamespace

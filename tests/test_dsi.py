@@ -1,6 +1,4 @@
 """`pipeline_type=dsi` as a person types it: over threads and processes, with what can go wrong."""
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,6 +1,4 @@
 """DSpark heads: read as published, compared with a plain implementation, and their texts with plain decoding."""
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

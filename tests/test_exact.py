@@ -2,8 +2,6 @@
 
 Settings are combined in pairs: each strategy, number of stages and draft meets several temperatures.
 """
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

@@ -1,6 +1,4 @@
 """The strategy and the draft that docs/extending.md shows run everywhere: by command, evaluation, plan and server."""
-from __future__ import annotations
-
 import json
 import os
 import re

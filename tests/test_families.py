@@ -2,8 +2,6 @@
 
 The checkpoints are tiny and random, and written by `transformers` itself, so that names, config and layout are its own.
 """
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from functools import cached_property

@@ -1,6 +1,4 @@
 """Files that a user names: errors give the file and the line, and output is written atomically."""
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,6 +1,4 @@
 """When the first stage is free, as rank 0 reckons it from what it sent and when that came back."""
-from __future__ import annotations
-
 import random
 
 import pytest

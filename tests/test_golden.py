@@ -1,6 +1,4 @@
 """The heads of EAGLE-1/2 and EAGLE-3, and the tree of both, equal what the original implementation computed."""
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

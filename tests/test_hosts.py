@@ -2,8 +2,6 @@
 
 Ranks meet over loopback, or, where the tests may make them, over network namespaces with wires that can be cut.
 """
-from __future__ import annotations
-
 import atexit
 import ctypes
 import json

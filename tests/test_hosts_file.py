@@ -1,6 +1,4 @@
 """Which rank a board is and where it meets the others: the hosts file, the environment and keys."""
-from __future__ import annotations
-
 import os
 import socket
 

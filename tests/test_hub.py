@@ -1,6 +1,4 @@
 """`model=` names a folder, a GGUF file or a model of the hub, which is fetched once; nothing here asks the network."""
-from __future__ import annotations
-
 import os
 import shutil
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 scripts/check_legacy.sh runs it there; these tests only read it. A rule is a function from a source to its problems, and
 also meets sources that break it and sources that keep it.
 """
-from __future__ import annotations
-
 import ast
 import re
 

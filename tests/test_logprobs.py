@@ -1,6 +1,4 @@
 """Log-probabilities beside a text: those of the whole model, whichever method decodes."""
-from __future__ import annotations
-
 import pytest
 import torch
 

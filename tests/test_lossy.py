@@ -1,6 +1,4 @@
 """Lossy verification: which guesses are typical, how far the text's distribution moves, and where it is marked."""
-from __future__ import annotations
-
 import math
 
 import numpy as np

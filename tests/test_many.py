@@ -1,6 +1,4 @@
 """Requests that come, go and share what they have read write what each writes alone, whatever becomes of prunes."""
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

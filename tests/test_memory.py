@@ -1,6 +1,4 @@
 """Memory before loading: the stated need is what is loaded, and too little memory is refused with what would fit."""
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

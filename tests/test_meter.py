@@ -1,6 +1,4 @@
 """The meter: what share of its last seconds a rank was at work, and what its heartbeat tells of it."""
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,6 +1,4 @@
 """Slices compute what transformers' LLaMA computes."""
-from __future__ import annotations
-
 import torch
 
 from model.attention import attention

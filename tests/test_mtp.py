@@ -1,6 +1,4 @@
 """Drafting with a model's own layer for multi-token prediction: MiMo's, read from its checkpoint or from a folder."""
-from __future__ import annotations
-
 import shutil
 
 import pytest

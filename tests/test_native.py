@@ -5,8 +5,6 @@ CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" ASAN_OPTIONS=
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
     .venv/bin/python -m pytest -n 0 tests/test_native.py
 """
-from __future__ import annotations
-
 import ctypes
 import json
 import os

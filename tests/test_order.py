@@ -1,6 +1,4 @@
 """Figures in virtual time, which depend on the question and on who answers it, and on nothing that came before."""
-from __future__ import annotations
-
 from shutil import copytree
 
 import pytest

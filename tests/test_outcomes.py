@@ -1,6 +1,4 @@
 """What is drafted while a verification is under way: below all its outcomes (SSD), or one chain (PEARL)."""
-from __future__ import annotations
-
 import pytest
 
 from config.run_config import Growth

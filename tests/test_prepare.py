@@ -1,6 +1,4 @@
 """Boards that have the whole model split it for themselves, perhaps all into one folder at the same time."""
-from __future__ import annotations
-
 import fcntl
 import shutil
 import threading

@@ -1,6 +1,4 @@
 """How many rows a segment holds follows from what rows cost."""
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,6 +1,4 @@
 """Prompts in the formats of public data sets, out of local files."""
-from __future__ import annotations
-
 import json
 
 import pytest

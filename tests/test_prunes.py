@@ -1,6 +1,4 @@
 """Pruning is only an optimisation: prunes that are lost, late or in bursts change no text."""
-from __future__ import annotations
-
 import random
 from itertools import cycle
 

@@ -1,6 +1,4 @@
 """scripts/push.sh copies each board its own part, over an ssh that stays on this machine."""
-from __future__ import annotations
-
 import os
 import shutil
 import sys

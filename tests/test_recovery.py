@@ -1,6 +1,4 @@
 """A rank that dies or hangs comes back, and every answer goes on with the text that it would have had."""
-from __future__ import annotations
-
 import json
 import os
 import signal

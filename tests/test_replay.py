@@ -1,6 +1,4 @@
 """The replay and the account of a run: what a person finds by following a few rows by hand."""
-from __future__ import annotations
-
 import pytest
 
 from eval.observe.span_sums import RowFlight, Span, Tally, replay

@@ -1,6 +1,4 @@
 """Replicas of the target write the one text, whatever is late, lost or given up; DSI takes the time that it should."""
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,6 +1,4 @@
 """One ring serves several requests, each through a target of its own."""
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,6 +1,4 @@
 """A small model with other tokens than the target: its text is guessed in the target's tokens."""
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

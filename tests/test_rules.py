@@ -2,8 +2,6 @@
 
 Every bias that is easily made meets the same tests, which must find it.
 """
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction

@@ -1,6 +1,4 @@
 """Whole commands: from files, over threads or over processes, to the text, its figures and its timeline."""
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

@@ -1,6 +1,4 @@
 """Sampling follows the target's law as warped by Hugging Face's processors, and depends only on (seed, position)."""
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

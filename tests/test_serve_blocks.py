@@ -1,6 +1,4 @@
 """/v1/responses and /v1/messages: texts, tools and streams, as their clients read them; the texts are a chat's."""
-from __future__ import annotations
-
 import json
 
 import pytest

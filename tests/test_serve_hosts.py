@@ -2,8 +2,6 @@
 
 The other boards are processes that meet the server over loopback, each of them what run_jetson.sh starts.
 """
-from __future__ import annotations
-
 import os
 import signal
 import socket

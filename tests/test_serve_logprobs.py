@@ -1,6 +1,4 @@
 """Log-probabilities over HTTP: those of the whole model, in OpenAI's shapes, streamed or not; tokens as bytes."""
-from __future__ import annotations
-
 import pytest
 import torch
 

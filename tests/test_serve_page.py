@@ -2,8 +2,6 @@
 
 One command runs it all, with Debian's packages chromium and chromium-driver: python3 -m pytest tests/test_serve_page.py
 """
-from __future__ import annotations
-
 import hashlib
 import json
 import re

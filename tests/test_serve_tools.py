@@ -1,6 +1,4 @@
 """Tools over HTTP: shown by the model's own template, called in its form, and answered as OpenAI's client does."""
-from __future__ import annotations
-
 import json
 
 import openai

@@ -1,6 +1,4 @@
 """What /metrics shows: the same counts under the project's names and under vLLM's, as load tools read them."""
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,6 +1,4 @@
 """SpecInfer's commands and files: what each flag means here, what is refused, and the texts that come."""
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import asdict

@@ -1,6 +1,4 @@
 """SpecInfer: trees of small models, merged and verified whole; from drafters in memory to whole commands."""
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from itertools import cycle

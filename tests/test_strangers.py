@@ -1,6 +1,4 @@
 """What anybody in the boards' network may write to them: to the store and the door, and in the place of rank 0."""
-from __future__ import annotations
-
 import json
 import pickle
 import select

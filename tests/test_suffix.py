@@ -1,6 +1,4 @@
 """The suffix automaton finds the same as a search through the texts."""
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,6 +1,4 @@
 """The timeline: what a run leaves behind, its story, and the page in a real browser."""
-from __future__ import annotations
-
 import json
 import re
 import shutil

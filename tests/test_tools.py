@@ -1,6 +1,4 @@
 """Calls of tools in texts, however these come in pieces, and the grammars that hold them."""
-from __future__ import annotations
-
 import json
 
 import pytest

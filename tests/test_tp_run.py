@@ -1,6 +1,4 @@
 """Tensor parallelism in whole commands: the text, the order of messages, splits, and ranks that are lost."""
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,6 +1,4 @@
 """The invariants of the token tree, after any sequence of operations."""
-from __future__ import annotations
-
 import random
 import sys
 from itertools import count

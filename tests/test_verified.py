@@ -1,6 +1,4 @@
 """Tokens that a pass verifies: what is counted along texts is what rules do in all cases, and what pipelines do."""
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

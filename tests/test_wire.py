@@ -1,6 +1,4 @@
 """Messages survive the wire, and the wire carries no code."""
-from __future__ import annotations
-
 import ast
 from contextlib import suppress
 from functools import partial
