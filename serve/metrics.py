@@ -1,8 +1,9 @@
 """The server's metrics, in the format of Prometheus: under its own names, and under those of vLLM that tools read."""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -15,31 +16,27 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 NUM_POSITIONS = 32  # of a run of accepted guesses, those that are counted one by one
 
 
-class VllmName(NamedTuple):
-    """A name of vLLM's for the numbers of `metric`; with a `label_value` for those of this label alone, unlabelled."""
+@dataclass(eq=False)  # a registry keeps it as a key
+class VllmName(Collector):
+    """The numbers of `metric` once more, under the name by which load tools read a server of vLLM's.
+
+    With a `label_value` they are those of this label alone, unlabelled.
+    """
 
     name: str
     metric: MetricWrapperBase
     label_value: str = ""
 
-
-class VllmNames(Collector):
-    """The same numbers once more, under the names by which load tools read a server of vLLM's."""
-
-    def __init__(self, names: list[VllmName]) -> None:
-        self._names = names
-
     def collect(self) -> Iterator[Metric]:
-        for name, metric, label_value in self._names:
-            for family in metric.collect():
-                renamed = Metric(name, family.documentation, family.type)
-                for sample in family.samples:
-                    is_chosen = not label_value or label_value in sample.labels.values()
-                    # such a time would be added to the count by tools that sum up all lines of a name
-                    if is_chosen and not sample.name.endswith("_created"):
-                        labels = {} if label_value else sample.labels
-                        renamed.add_sample(sample.name.replace(family.name, name), labels, sample.value)
-                yield renamed
+        for family in self.metric.collect():
+            renamed = Metric(self.name, family.documentation, family.type)
+            for sample in family.samples:
+                is_chosen = not self.label_value or self.label_value in sample.labels.values()
+                # such a time would be added to the count by tools that sum up all lines of a name
+                if is_chosen and not sample.name.endswith("_created"):
+                    labels = {} if self.label_value else sample.labels
+                    renamed.add_sample(sample.name.replace(family.name, self.name), labels, sample.value)
+            yield renamed
 
 
 class Metrics:
@@ -76,7 +73,8 @@ class Metrics:
         self.busy_shares = gauge(
             "flowspec_rank_busy_share", "Share of the last two seconds in which a rank was busy.", ["rank"])
         self.busy_of_ranks: list[float] = []
-        self.registry.register(VllmNames(self._vllm_names()))
+        for vllm_name in self._vllm_names():
+            self.registry.register(vllm_name)
 
     def _vllm_names(self) -> list[VllmName]:
         return [

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Optional, TypeVar, cast
+from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -120,7 +120,7 @@ def _unless_empty(text: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
-GrammarText = Annotated[Optional[str], BeforeValidator(_unless_empty)]
+GrammarText = Annotated[str | None, BeforeValidator(_unless_empty)]
 
 
 class StreamOptions(Strict):
