@@ -288,10 +288,10 @@ class Engine(RequestLoop):
         now, max_wait_seconds = time.monotonic(), self.limits.max_wait_seconds
         with self._jobs_lock:
             waiting = [job for job in self.jobs if job.generation is None]
-        expired = [job for job in waiting if now - job.arrived_at > max_wait_seconds]
-        for job in expired:
-            message = f"no place became free within {max_wait_seconds:g} s: try again later"
-            self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
+        for job in waiting:
+            if now - job.arrived_at > max_wait_seconds:
+                message = f"no place became free within {max_wait_seconds:g} s: try again later"
+                self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
 
     def _expire_during_restart(self) -> None:
         """Call `_expire` repeatedly while the engine's thread restarts the pipeline, which may take long."""
