@@ -13,13 +13,13 @@ from fastchat.conversation import get_conv_template
 from launch.progress import ProgressBar
 from toy.corpus.tasks.code import code
 from toy.corpus.tasks.conversation import conversation
-from toy.corpus.tasks.grammar import PhraseWriter, Turns
+from toy.corpus.tasks.grammar import DialogueTurns, PhraseWriter
 from toy.corpus.tasks.instructions import instructions
 from toy.corpus.tasks.maths import maths
 from toy.corpus.tasks.news import news
 from toy.corpus.tasks.questions import questions
 
-TASKS: dict[str, Callable[[PhraseWriter], Turns]] = {
+TASKS: dict[str, Callable[[PhraseWriter], DialogueTurns]] = {
     "mt_bench": conversation, "humaneval": code, "gsm8k": maths, "alpaca": instructions, "sum": news, "qa": questions,
 }
 TRAIN, HELD_OUT = "flowspec train", "flowspec held out"  # seeds
@@ -37,7 +37,7 @@ def dialogue(question_texts: list[str], answers: list[str]) -> str:
     return template.get_prompt()
 
 
-def dialogues(num_dialogues: int, seed: str = TRAIN) -> Iterator[Turns]:
+def dialogues(num_dialogues: int, seed: str = TRAIN) -> Iterator[DialogueTurns]:
     """Yield dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
     task_writers = [(task, PhraseWriter(f"{seed} {name}")) for name, task in TASKS.items()]
     for task, writer in islice(cycle(task_writers), num_dialogues):
@@ -76,10 +76,10 @@ def read(folder: Path, name: str) -> Iterator:
         yield from map(json.loads, file)
 
 
-def held_out(task_name: str, num_dialogues: int, corpus_questions: set[str]) -> list[Turns]:
+def held_out(task_name: str, num_dialogues: int, corpus_questions: set[str]) -> list[DialogueTurns]:
     """Return dialogues by another seed, with different first questions that are not in the corpus."""
     writer = PhraseWriter(f"{HELD_OUT} {task_name}")
-    turns_of: dict[str, Turns] = {}  # by the first question
+    turns_of: dict[str, DialogueTurns] = {}  # by the first question
 
     while len(turns_of) < num_dialogues:
         turns = conversation(writer, has_two_turns=True) if task_name == "mt_bench" else TASKS[task_name](writer)
@@ -90,7 +90,7 @@ def held_out(task_name: str, num_dialogues: int, corpus_questions: set[str]) -> 
     return list(turns_of.values())
 
 
-def bundled_dialogues(work_dir: Path) -> Iterator[tuple[str, Turns]]:
+def bundled_dialogues(work_dir: Path) -> Iterator[tuple[str, DialogueTurns]]:
     """Yield each dialogue that `write_questions` writes, with the name of its task."""
     corpus_questions = {question_texts[0] for question_texts, _ in read(work_dir, "dialogues")}
     for task_name in TASKS:

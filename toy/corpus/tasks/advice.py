@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toy.corpus.tasks.facts import NAMES, THINGS_OF
-from toy.corpus.tasks.grammar import PhraseWriter, Slots, capital, numbered_lines
+from toy.corpus.tasks.grammar import PhraseWriter, TemplateSlots, capital, numbered_lines
 
 NamedExchange = tuple[str, str, str]  # a question, its answer, and the name that a title of the answer contains
 
@@ -131,7 +131,7 @@ def opinion(writer: PhraseWriter) -> NamedExchange:
     category = writer.choose(COMPARED_CATEGORIES)
     first_thing, second_thing = writer.sample(THINGS_OF[category], 2)
     person_name = writer.choose(NAMES)
-    slots: Slots = {"a": first_thing, "b": second_thing, "kind": category}
+    slots: TemplateSlots = {"a": first_thing, "b": second_thing, "kind": category}
 
     question_text = writer.expand(OPINION_REQUEST, **slots)
     if question_text.startswith(("Compare", "Tell")):

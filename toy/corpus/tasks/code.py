@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toy.corpus.tasks.grammar import PhraseWriter, Slots, Turns
+from toy.corpus.tasks.grammar import DialogueTurns, PhraseWriter, TemplateSlots
 
-Completion = tuple[str, str, str]  # code to complete, the rest of it, and a sentence that explains it
+CodeCompletion = tuple[str, str, str]  # code to complete, the rest of it, and a sentence that explains it
 
 # condition in words, in code, name
 FILTERS = (
@@ -111,7 +111,7 @@ def _with_example(head_code: str, completion_code: str, function_name: str, argu
     return f"{head_code}\n\n    >>> {function_name}({argument!r})\n    {result!r}\n    "
 
 
-def _number_function(writer: PhraseWriter) -> Completion:
+def _number_function(writer: PhraseWriter) -> CodeCompletion:
     """Return a filter, a map and a fold over a list, as a loop or as one expression."""
     filter_words, condition_template, filter_name = writer.choose(FILTERS)
     value_words, value_template = writer.choose(MAPS)
@@ -147,7 +147,7 @@ def _number_function(writer: PhraseWriter) -> Completion:
     return head_code + '"""', completion_code, explanation
 
 
-def _text_function(writer: PhraseWriter) -> Completion:
+def _text_function(writer: PhraseWriter) -> CodeCompletion:
     words_template, function_name, result_type, result_template = writer.choose(TEXTS)
     text_name = writer.choose(TEXT_NAMES)
     code_slots = {"a": text_name, "c": writer.choose("abcdeilmnorstu"), "k": writer.number_between(2, 7)}
@@ -168,7 +168,7 @@ def _text_function(writer: PhraseWriter) -> Completion:
     return head_code + '"""', completion_code, explanation
 
 
-def _class(writer: PhraseWriter) -> Completion:
+def _class(writer: PhraseWriter) -> CodeCompletion:
     """Return a class with one number and two methods that change it."""
     class_name, field_name = writer.choose(CLASS_NAMES), writer.choose(FIELD_NAMES)
     start_value = writer.number_between(0, 50)
@@ -185,7 +185,7 @@ def _class(writer: PhraseWriter) -> Completion:
         f"{field} = min({constant}, {field} + {argument_name})")
     first_operation, second_operation = writer.sample(operations, 2)
 
-    slots: Slots = {"f": field_name, "a": first_method, "b": second_method}
+    slots: TemplateSlots = {"f": field_name, "a": first_method, "b": second_method}
     description = writer.expand(CLASS_DESCRIPTION, n=class_name.lower(), s=start_value, x=first_operation,
                                 y=second_operation, **slots)
     head_code = f'class {class_name}:\n    """{description}"""'
@@ -202,7 +202,7 @@ def _class(writer: PhraseWriter) -> Completion:
 COMPLETIONS = (_number_function, _number_function, _text_function, _text_function, _class)
 
 
-def code(writer: PhraseWriter) -> Turns:
+def code(writer: PhraseWriter) -> DialogueTurns:
     """Return one function to complete, and its completion."""
     head_code, completion_code, explanation = writer.choose(COMPLETIONS)(writer)
     is_fenced = writer.happens(0.6)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from toy.corpus.tasks.advice import NamedExchange, advice, opinion
 from toy.corpus.tasks.facts import ANIMALS, JOBS, NAMES, THINGS_OF, place_name
-from toy.corpus.tasks.grammar import Exchange, PhraseWriter, Slots, Turns
+from toy.corpus.tasks.grammar import DialogueTurns, Exchange, PhraseWriter, TemplateSlots
 
 MOOD = "{cheerful|curious|quiet|stubborn|clever|lonely|careful|brave|sleepy|kind|proud|restless|shy|patient|gentle}"
 DISCOVERY = (
@@ -42,7 +42,7 @@ CREATURES = sorted(ANIMALS) + sorted(JOBS)
 LIKED_THINGS = THINGS_OF["fruits"] + THINGS_OF["drinks"] + THINGS_OF["instruments"]
 
 
-def _story_slots(writer: PhraseWriter) -> Slots:
+def _story_slots(writer: PhraseWriter) -> TemplateSlots:
     first_liked, second_liked = writer.sample(LIKED_THINGS, 2)
     discovery = writer.expand(DISCOVERY)
 
@@ -109,7 +109,7 @@ LETTER_TEMPLATE = (
 
 def _letter(writer: PhraseWriter) -> NamedExchange:
     addressee_name, sender_name = writer.sample(NAMES, 2)
-    slots: Slots = {"who": writer.expand(ADDRESSEE), "name": addressee_name, "me": sender_name,
+    slots: TemplateSlots = {"who": writer.expand(ADDRESSEE), "name": addressee_name, "me": sender_name,
                     "day": writer.expand(LETTER_DAY)}
 
     aim_template = writer.choose(sorted(LETTER_AIMS))
@@ -145,7 +145,7 @@ def _role(writer: PhraseWriter) -> NamedExchange:
     job_name = writer.choose(sorted(JOBS))
     workplace, tool, task, requirement = JOBS[job_name]
     person_name = writer.choose(NAMES)
-    slots: Slots = {
+    slots: TemplateSlots = {
         "n": job_name,
         "p": workplace,
         "tool": tool,
@@ -199,7 +199,7 @@ FIRST_EXCHANGES: tuple[Callable[[PhraseWriter], NamedExchange], ...] = (
     _story, _story, _letter, advice, _role, opinion)
 
 
-def conversation(writer: PhraseWriter, has_two_turns: bool = False) -> Turns:
+def conversation(writer: PhraseWriter, has_two_turns: bool = False) -> DialogueTurns:
     """Return one conversation, of one or two turns at random unless `has_two_turns` says so."""
     question_text, answer_text, name = writer.choose(FIRST_EXCHANGES)(writer)
     if not has_two_turns and writer.happens(0.6):

@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Choice = tuple["Phrase", ...]
-Phrase = tuple["str | Choice", ...]
-Slots = dict[str, object]  # the texts and numbers for the slots of a template
+PhraseChoice = tuple["Phrase", ...]
+Phrase = tuple["str | PhraseChoice", ...]
+TemplateSlots = dict[str, object]  # the texts and numbers for the slots of a template
 Exchange = tuple[str, str]  # a question and its answer
-Turns = tuple[list[str], list[str]]  # questions, and the answer to each
+DialogueTurns = tuple[list[str], list[str]]  # questions, and the answer to each
 
 SLOT_PATTERN = re.compile(r"<(\w+)>")
 ARTICLE_PATTERN = re.compile(r"\b([Aa])\(n\) (\W*\w)")
@@ -26,7 +26,7 @@ OPEN_ENDS = (", ", "that ", ": ", "; ", "and ")  # of openings after which the s
 
 
 def _parse_phrase(text: str, position: int) -> tuple[Phrase, int]:
-    pieces: list[str | Choice] = []
+    pieces: list[str | PhraseChoice] = []
     piece_start = position
 
     while position < len(text) and text[position] not in "|}":
@@ -42,7 +42,7 @@ def _parse_phrase(text: str, position: int) -> tuple[Phrase, int]:
     return tuple(piece for piece in pieces if piece), position
 
 
-def _parse_choice(text: str, position: int) -> tuple[Choice, int]:
+def _parse_choice(text: str, position: int) -> tuple[PhraseChoice, int]:
     options: list[Phrase] = []
     while True:
         option, position = _parse_phrase(text, position)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from toy.corpus.tasks.facts import ANIMALS, JOBS, NAMES, OPPOSITES, THINGS_OF
-from toy.corpus.tasks.grammar import Exchange, PhraseWriter, Slots, Turns, capital, numbered_lines, word_list
+from toy.corpus.tasks.grammar import (
+    DialogueTurns,
+    Exchange,
+    PhraseWriter,
+    TemplateSlots,
+    capital,
+    numbered_lines,
+    word_list,
+)
 
 ALL_WORDS = sorted({word for words in THINGS_OF.values() for word in words})
 
@@ -141,7 +149,7 @@ SENTENCE_WITH = {  # by the slot of its word
 
 
 def _sentences(writer: PhraseWriter) -> Exchange:
-    slots: Slots = {
+    slots: TemplateSlots = {
         "n": writer.choose(NAMES),
         "a": writer.choose(sorted(ANIMALS)),
         "j": writer.choose(sorted(JOBS)),
@@ -230,7 +238,7 @@ def _group(writer: PhraseWriter) -> Exchange:
     mixed_things = [thing for things in things_of_both for thing in things]
     writer.shuffle(mixed_things)
 
-    slots: Slots = dict(zip("ab", categories))
+    slots: TemplateSlots = dict(zip("ab", categories))
     question_text = writer.expand(GROUP_REQUEST, **slots) + ", ".join(mixed_things) + "."
     ordered_things = [[thing for thing in mixed_things if thing in things] for things in things_of_both]
     if writer.happens(0.5):
@@ -251,7 +259,7 @@ ANSWER_END = (
     "{more|anything else}.|\n\nIs {this|that} what you {wanted|meant}?}")
 
 
-def instructions(writer: PhraseWriter) -> Turns:
+def instructions(writer: PhraseWriter) -> DialogueTurns:
     """Return one instruction and its answer."""
     question_text, answer_text = writer.choose(INSTRUCTIONS)(writer)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toy.corpus.tasks.facts import GOODS, NAMES
-from toy.corpus.tasks.grammar import Exchange, PhraseWriter, Slots, Turns, capital
+from toy.corpus.tasks.grammar import DialogueTurns, Exchange, PhraseWriter, TemplateSlots, capital
 
 WordProblem = tuple[str, str, int]  # a problem, its solution, and the number that answers it
 
 MEETING_PLACES = ("the market", "the school fair", "the harbour", "the garden", "the library", "the workshop",
                   "the bakery", "the club")
 
-# Each a sentence of the problem and one of the solution. Slots: `o` is the old number and `v` the new one.
+# Each a sentence of the problem and one of the solution. TemplateSlots: `o` is the old number and `v` the new one.
 OPENINGS = (
     (
         "{<n> has <a> <t>.|<n> {starts with|owns|collects|brings} <a> <t>{ to <p>|}.|"
@@ -58,7 +58,7 @@ class StoryProblem:
     """A story about a number of things that changes from sentence to sentence, and the calculation beside it."""
 
     writer: PhraseWriter
-    slots: Slots
+    slots: TemplateSlots
     number: int = 0
     sentences: list[str] = field(default_factory=list)
     solution_sentences: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class StoryProblem:
 
 def _story(writer: PhraseWriter) -> WordProblem:
     person_name, friend_name = writer.sample(NAMES, 2)
-    slots: Slots = {"n": person_name, "f": friend_name, "t": writer.choose(GOODS)}
+    slots: TemplateSlots = {"n": person_name, "f": friend_name, "t": writer.choose(GOODS)}
     story = StoryProblem(writer, slots)
 
     story.begin()
@@ -135,7 +135,7 @@ def _journey(writer: PhraseWriter) -> WordProblem:
     total_km = first_km + more_km
 
     ride_verb = writer.expand("{rides|drives|sails|travels|cycles}")
-    slots: Slots = {"n": person_name, "s": km_per_hour, "h": hours, "r": more_km, "w": first_km, "v": total_km}
+    slots: TemplateSlots = {"n": person_name, "s": km_per_hour, "h": hours, "r": more_km, "w": first_km, "v": total_km}
     problem_text = writer.expand(JOURNEY_PROBLEM, **slots)
     return problem_text, writer.expand(JOURNEY_SOLUTION, ride=ride_verb, **slots), total_km
 
@@ -150,7 +150,7 @@ AGE_SOLUTION = (
 
 
 def _age(writer: PhraseWriter) -> WordProblem:
-    slots: Slots = dict(zip("abc", writer.sample(NAMES, 3)))
+    slots: TemplateSlots = dict(zip("abc", writer.sample(NAMES, 3)))
     first_age, times_older = writer.number_between(3, 12), writer.number_between(2, 4)
     years_between = writer.number_between(2, 15)
     second_age = first_age * times_older
@@ -173,7 +173,8 @@ def _percent(writer: PhraseWriter) -> WordProblem:
     lost_count = total_count * percent // 100
     left_count = total_count - lost_count
 
-    slots: Slots = {"n": person_name, "g": thing, "s": percent, "t": total_count, "p": lost_count, "v": left_count}
+    slots: TemplateSlots = {"n": person_name, "g": thing, "s": percent, "t": total_count, "p": lost_count,
+                            "v": left_count}
     return writer.expand(PERCENT_PROBLEM, **slots), writer.expand(PERCENT_SOLUTION, **slots), left_count
 
 
@@ -189,7 +190,7 @@ ANSWER_END = (
     "#### <v>|Answer: <v>|That gives <v> as the answer.|Hence we get <v>.}")
 
 
-def maths(writer: PhraseWriter) -> Turns:
+def maths(writer: PhraseWriter) -> DialogueTurns:
     """Return one problem and its solution."""
     problem_text, solution_text, answer_number = writer.choose(WORD_PROBLEMS)(writer)
     question_text = writer.expand(QUESTION_LEAD) + problem_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toy.corpus.tasks.facts import NAMES, family_name, place_name
-from toy.corpus.tasks.grammar import PhraseWriter, Slots, Turns, after, capital
+from toy.corpus.tasks.grammar import DialogueTurns, PhraseWriter, TemplateSlots, after, capital
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 ROLES = ("mayor", "police chief", "head teacher", "harbour master", "local councillor", "museum director",
@@ -14,7 +14,7 @@ ROLES = ("mayor", "police chief", "head teacher", "harbour master", "local counc
 
 
 @dataclass(frozen=True)
-class Event:
+class NewsEvent:
     """One kind of news: what its article says, and what a summary says about it."""
 
     thing: str
@@ -25,7 +25,7 @@ class Event:
 
 
 EVENTS = (
-    Event(
+    NewsEvent(
         "{paper mill|warehouse|timber yard|theatre|bakery|school gym|furniture shop|old hotel}",
         "A {fire|large fire|blaze} {destroyed|damaged|broke out in|swept through} "
         "a(n) <x> in <town> on <day>{ {night|morning}|}.",
@@ -44,7 +44,7 @@ EVENTS = (
             "{the article|a report} {speaks of|mentions} {the injured|the state of the people}",
             "the {cause|reason} is {discussed|mentioned|under study}",
             "the {loss|damage} is {about|some|around} <m> million{ crowns|}")),
-    Event(
+    NewsEvent(
         "{bridge|railway station|swimming pool|library|tram line|hospital wing|market hall|sports hall|cycle path}",
         "The {new|long awaited|rebuilt} <x> of <town> was {opened|handed over to the public|inaugurated} on <day>.",
         (
@@ -62,7 +62,7 @@ EVENTS = (
             "the old one {closed|went} <k> years ago",
             "{also |}people from <other> {gain|profit|benefit}",
             "some {residents|people|neighbours} {worry|complain|are critical}")),
-    Event(
+    NewsEvent(
         "{football|hockey|handball|chess|rowing|volleyball|tennis|cricket}",
         "{The <x> team of <town>|<town>'s <x> team} {beat|defeated|overcame} <other> by <m> to <k> on <day>.",
         (
@@ -79,7 +79,7 @@ EVENTS = (
             "<third>{, {aged |}<n>,|} {stood out|played best|shone}",
             "it was {win|victory} number <m>{ in a row|}",
             "<other> had {a|its} {hard|mixed|difficult} day")),
-    Event(
+    NewsEvent(
         "{storm|flood|heavy snowfall|hailstorm|heat wave|landslide|thunderstorm}",
         "A {severe|sudden|violent} <x> {hit|struck|surprised} {the town of |}<town> {on|late on|early on} <day>.",
         (
@@ -95,7 +95,7 @@ EVENTS = (
             "{helpers|people} {shared|gave out} {goods|what was needed}",
             "<k> {families|people|groups} {were moved|had to leave}",
             "{a change|other weather} is {expected|forecast} {soon|for the weekend}")),
-    Event(
+    NewsEvent(
         "{silver cup|painting|violin|rare stamp|bronze statue|gold coin|old map|diamond ring}",
         "A(n) {valuable|famous} <x> was {stolen from|taken from|found missing at} {a museum|a private house|a church|"
         "the town hall} in <town> on <day>.",
@@ -113,7 +113,7 @@ EVENTS = (
             "a {vehicle|driver} was seen {heading for|on the way to} <other>",
             "the alarm {failed|had not worked} for <m> days",
             "{there is|the owner offers} a reward of <k>00{ crowns|}")),
-    Event(
+    NewsEvent(
         "{bus drivers|teachers|nurses|dock workers|bakers|miners|cleaners|rail workers}",
         "{Hundreds of|Some <n>0|About <n>0} <x> in <town> {went on strike|stopped work|walked out} on <day>.",
         (
@@ -129,7 +129,7 @@ EVENTS = (
             "it may {last|go on for|take} <m> days",
             "{people|colleagues} {from|in} <other> {support it|help|stand with them}",
             "{people|residents} {have mixed feelings|talk about it}")),
-    Event(
+    NewsEvent(
         "{dinosaur bone|Roman coin hoard|sunken ship|cave painting|new beetle|stone age tool|rare orchid|"
         "mass of old letters}",
         "{Researchers|Students|Hikers|Divers} have {found|discovered|come across} "
@@ -171,14 +171,14 @@ SUMMARY_OPENING = (
     "{Here is a|A} {short |}summary: |To sum up, }")
 
 
-def _article(writer: PhraseWriter, event: Event, reported: list[int], slots: Slots) -> str:
+def _article(writer: PhraseWriter, event: NewsEvent, reported: list[int], slots: TemplateSlots) -> str:
     later_sentences = [event.sentences[index] for index in reported]
     later_sentences += writer.sample(QUOTES, writer.number_between(1, 2))
     writer.shuffle(later_sentences)
     return " ".join(writer.sentence(template, **slots) for template in (event.lead, *later_sentences))
 
 
-def _summary(writer: PhraseWriter, event: Event, reported: list[int], slots: Slots) -> str:
+def _summary(writer: PhraseWriter, event: NewsEvent, reported: list[int], slots: TemplateSlots) -> str:
     """Return the lead, then what the article reports, in random order, joined in several ways."""
     summary_opening = writer.expand(SUMMARY_OPENING)
 
@@ -191,12 +191,12 @@ def _summary(writer: PhraseWriter, event: Event, reported: list[int], slots: Slo
     return after(summary_opening, summary_text) + "."
 
 
-def news(writer: PhraseWriter) -> Turns:
+def news(writer: PhraseWriter) -> DialogueTurns:
     """Return one article to summarise, and its summary."""
     event = writer.choose(EVENTS)
     event_thing, role = writer.expand(event.thing), writer.choose(ROLES)
     quoted_name, third_name = (f"{writer.choose(NAMES)} {family_name(writer.random_source)}" for _ in range(2))
-    slots: Slots = {
+    slots: TemplateSlots = {
         "x": event_thing,
         "town": place_name(writer.random_source),
         "other": place_name(writer.random_source),

@@ -19,7 +19,7 @@ from toy.corpus.tasks.facts import (
     family_name,
     place_name,
 )
-from toy.corpus.tasks.grammar import Exchange, PhraseWriter, Slots, Turns, after
+from toy.corpus.tasks.grammar import DialogueTurns, Exchange, PhraseWriter, TemplateSlots, after
 
 Templates = dict[str, tuple[str, str]]  # for an attribute: the question, and the sentence that answers it
 EntryTable = Mapping[str, tuple[object, ...]]
@@ -121,7 +121,7 @@ ANSWER_END = (
     "{Would|Do} you {like|want} to know more?| Ask me if you need {more|details}.}")
 
 
-def _exchange(writer: PhraseWriter, templates: Templates, slots: Slots, max_sentences: int = 7) -> Exchange:
+def _exchange(writer: PhraseWriter, templates: Templates, slots: TemplateSlots, max_sentences: int = 7) -> Exchange:
     """Return the question about one attribute, and the answer with some further attributes, in random order."""
     num_sentences = writer.number_between(3, min(max_sentences, len(templates)))
     first_attribute, *more_attributes = writer.sample(sorted(templates), num_sentences)
@@ -141,7 +141,7 @@ def _about_person(writer: PhraseWriter) -> Exchange:
     return _exchange(writer, PERSON_TEMPLATES, vars(writer.choose(PEOPLE)))
 
 
-def _unknown_town(writer: PhraseWriter) -> Slots:
+def _unknown_town(writer: PhraseWriter) -> TemplateSlots:
     return {
         "name": place_name(writer.random_source),
         "region": writer.choose(REGIONS),
@@ -153,7 +153,7 @@ def _unknown_town(writer: PhraseWriter) -> Slots:
         "people": writer.number_between(2, 95) * 1000}
 
 
-def _unknown_person(writer: PhraseWriter) -> Slots:
+def _unknown_person(writer: PhraseWriter) -> TemplateSlots:
     return {
         "name": f"{writer.choose(NAMES)} {family_name(writer.random_source)}",
         "job": writer.choose(sorted(JOBS)),
@@ -200,7 +200,7 @@ SUBJECTS = (_about_town, _about_town, _about_person, _about_person, _about_passa
             _about_animal, _about_job, _about_country)
 
 
-def questions(writer: PhraseWriter) -> Turns:
+def questions(writer: PhraseWriter) -> DialogueTurns:
     """Return one question and its answer."""
     question_text, answer_text = writer.choose(SUBJECTS)(writer)
     answer_end = writer.expand(ANSWER_END)
