@@ -6,7 +6,8 @@ import pytest
 
 from eval.dsi.command import main
 from eval.dsi.keys import Paper
-from eval.dsi.paper import TABLE, ForwardLatencies, online_mean, recomputed, table
+from eval.dsi.online import ForwardLatencies, online_mean
+from eval.dsi.paper import TABLE, recomputed, table
 from tests.sources import project_text
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)

@@ -17,7 +17,7 @@ from config.keys import HELP, Checked, key, preset_of, read_keys
 from config.schema.untrusted import one_line, short_repr
 from eval.dsi import cost_model, formulas
 from eval.dsi.keys import COMMAND
-from eval.dsi.published import output_tokens
+from eval.dsi.paper import output_tokens
 
 Case = Mapping[str, Any]
 Results = Dict[str, Any]  # by the names of expected values

@@ -1,8 +1,20 @@
-"""Simulate SI and DSI by events on a virtual clock, over texts with modelled or recorded acceptance."""
+"""Simulate SI and DSI by events on a virtual clock, over texts with modelled or recorded acceptance.
+
+Beside it stands the exact mean in the accounting of the online simulator that was published with the paper on DSI. It
+differs from the true cost: a run of n accepted drafts settles n tokens, and the target's own token after them is lost.
+Every run begins with a verification of no drafts, and SI waits for it, too. Runs are sampled until they have more than
+the wanted tokens, and the last one costs one verification. The first forward of every server takes longer, and so does
+that of the drafter until a token is settled. Nothing else takes time.
+
+So a run of SI costs T + (floor(n/k) + 1)(k d + T), and a run of DSI (floor(n/k) + 1) k d + T if it has enough servers.
+The first run of DSI is simulated verification by verification. Later runs are assumed to use servers that have
+computed before.
+"""
 from __future__ import annotations
 
-from itertools import cycle, islice
-from typing import Iterable, Iterator, Mapping, Sequence, Tuple
+import heapq
+from itertools import count, cycle, islice
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -10,11 +22,11 @@ from config.files import fits, read_json_file
 from config.keys import read_keys
 from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.keys import COMMAND, Online
-from eval.dsi.paper import ForwardLatencies, online_mean
 from eval.tables import in_columns
 from launch.progress import ProgressBar
 
 TICK = 1e-9  # seconds
+MAX_RUN = 20  # most accepted drafts of a run in the published simulator
 PLAIN = "non-SI"
 COLUMNS = ("", "predicted s", "published s", "plain/it", "forwards")
 NOTE = """\
@@ -122,3 +134,80 @@ def table(config: Online, samples: Samples) -> str:
         rows.append([method, predicted, "-" if published_seconds is None else f"{published_seconds:.4f}",
                      f"{plain_ticks / mean_ticks:.3f}", f"{mean_forwards / config.S:.2f}"])
     return in_columns(COLUMNS, rows)
+
+
+# --- the accounting of the published online simulator -----------------------------------------------------------------
+
+class ForwardLatencies(NamedTuple):
+    """The times of a forward of target and drafter, and of the first forward of each."""
+
+    target: float
+    drafter: float
+    first_target: float
+    first_drafter: float
+
+
+def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_servers: int | None, num_tokens: int,
+                max_run: int = MAX_RUN) -> float:
+    """Return the mean cost of a text by DSI with these servers, or by SI if `num_servers` is None.
+
+    No run has more than `max_run` accepted drafts, which are fewer than the tokens. The acceptance is above 0, since
+    the text would never end else.
+    """
+    # runs, by their accepted drafts
+    num_accepted = np.arange(max_run + 1)
+    chance = (1 - acceptance) * float(acceptance) ** num_accepted
+    chance[-1] = float(acceptance) ** max_run
+    num_windows = num_accepted // lookahead + 1
+    num_awaited = 1 if num_servers else num_windows + 1  # verifications that the run waits for
+    run_cost = num_windows * lookahead * times.drafter + times.target * num_awaited
+
+    # mean remaining cost, by the number of settled tokens
+    first_draft_extra = times.first_drafter - times.drafter
+    remaining_cost = np.zeros(num_tokens + 1)
+    for num_settled in range(num_tokens, -1, -1):
+        settled_after = num_settled + num_accepted
+        ends_text = settled_after > num_tokens
+        next_cost = np.where(ends_text, times.target, run_cost + (0 if num_settled else first_draft_extra))
+        cost_after = np.where(ends_text, 0.0, remaining_cost[np.minimum(settled_after, num_tokens)])
+
+        # a run without accepted drafts returns to the same state, as the division considers
+        cost_after[0] = 0.0
+        remaining_cost[num_settled] = chance @ (next_cost + cost_after) / (1 - chance[0])
+
+    first_cost = run_cost + first_draft_extra + times.first_target - times.target
+    if num_servers:
+        first_cost = np.array(_first_runs(times, lookahead, num_servers, max_run))
+    return float(chance @ (first_cost + remaining_cost[num_accepted]))
+
+
+def _first_runs(times: ForwardLatencies, lookahead: int, num_servers: int, max_run: int) -> list[float]:
+    """Return the cost of the first run of DSI, by its accepted drafts from 0 to `max_run`.
+
+    It is the end of the first verification with more drafts. A verification goes to an idle server that was used
+    before, else to a new one. Else it waits, the newest first.
+    """
+    idle = [times.first_target] * num_servers  # the next forward of each idle server, the last one's first
+    running: list[tuple[float, int]] = []  # verifications: their ends and their drafts
+    waiting: list[int] = []  # drafts of each waiting verification
+    run_costs: list[float] = []
+
+    for num_drafts in count(0, lookahead):
+        moment = times.first_drafter + (num_drafts - 1) * times.drafter if num_drafts else 0.0
+
+        # verifications that have ended
+        while running and running[0][0] <= moment:
+            end_time, num_verified = heapq.heappop(running)
+            run_costs += [end_time] * (num_verified - len(run_costs))
+            if waiting:
+                heapq.heappush(running, (end_time + times.target, waiting.pop()))
+            else:
+                idle.append(times.target)
+
+        if len(run_costs) > max_run:
+            break
+        if idle:
+            heapq.heappush(running, (moment + idle.pop(), num_drafts))
+        else:
+            waiting.append(num_drafts)
+    return run_costs[:max_run + 1]

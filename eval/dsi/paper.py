@@ -1,31 +1,77 @@
-"""Recompute Table 2 of the paper on DSI by three accountings, two of them from the simulators published with it.
+"""The tables of the paper on DSI: Table 1 beside the same tokens by events, Table 2 by three accountings, and Table 3.
 
-Those two differ from the true cost. In the online simulator a run of n accepted drafts settles n tokens: the target's
-own token after them is lost. Every run begins with a verification of no drafts, and SI waits for it, too. Runs are
-sampled until they have more than the wanted tokens, and the last one costs one verification. The first forward of every
-server takes longer, and so does that of the drafter until a token is settled. Nothing else takes time.
-
-So a run of SI costs T + (floor(n/k) + 1)(k d + T), and a run of DSI (floor(n/k) + 1) k d + T if it has enough servers.
-The first run of DSI is simulated verification by verification. Later runs are assumed to use servers that have
-computed before.
+Table 1 counts the tokens of Figure 1 at four moments: a drafter of a seventh of the target's latency, lookahead 1,
+seven target servers. The moments are not given in the paper; with 2T, 4(T + d), 8T and 8(T + d) all its numbers follow.
+Two of the accountings of Table 2 are those of the published simulators, which differ from the true cost (online.py,
+formulas.py).
 """
 from __future__ import annotations
 
-import heapq
-from itertools import count
-from typing import NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from config.keys import read_keys
-from eval.dsi import cost_model
+from eval.dsi import cost_model, formulas
 from eval.dsi.cost_model import DecodingRounds, mean_cost
+from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
-from eval.dsi.published import TABLE, PaperRow, table_1, table_3
+from eval.dsi.online import ForwardLatencies, online_mean
+from eval.tables import markdown
 
+TICKS = 10 ** 12  # per forward of the target
+TARGET, DRAFTER, LOOKAHEAD, SERVERS = 7.0, 1.0, 1, 7
+MOMENTS = {
+    "2T": 2 * TARGET,
+    "4(T + d)": 4 * (TARGET + DRAFTER),
+    "8T": 8 * TARGET,
+    "8(T + d)": 8 * (TARGET + DRAFTER),
+}
+METHODS = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
+PUBLISHED_TOKENS = {
+    "worst": {
+        "non-SI": (2, 4, 8, 9),
+        "SI": (1, 4, 7, 8),
+        "DSI": (2, 4, 8, 9),
+    },
+    "best": {
+        "non-SI": (2, 4, 8, 9),
+        "SI": (2, 8, 14, 16),
+        "DSI": (8, 26, 50, 58),
+    },
+}
 TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
-MAX_RUN = 20  # most accepted drafts of a run
+
+
+class PaperRow(NamedTuple):
+    """A row of the paper's Table 2: milliseconds per token, the acceptance rate, and the speed-up of DSI over SI.
+
+    `first_target` and `first_drafter` are ratios of a first forward to a later one (Table 3, without Phi3 on Alpaca).
+    """
+
+    pair: str
+    data: str
+    target: float
+    drafter: float
+    acceptance: float
+    published: float
+    first_target: float = 1.2
+    first_drafter: float = 1.2
+
+
+TABLE = (
+    PaperRow("Starcoder-15B / 168M", "HumanEval", 20.6, 6.8, 0.93, 1.92, 1.35, 1.19),
+    PaperRow("Starcoder-15B / 168M", "MBPP", 21.0, 6.8, 0.90, 1.66, 1.54, 1.20),
+    PaperRow("Phi3-14B / 4B", "Alpaca", 49.6, 33.4, 0.87, 1.60),
+    PaperRow("Phi3-14B / 4B", "HumanEval", 52.1, 34.0, 0.95, 1.41, 1.29, 1.23),
+    PaperRow("Phi3-14B / 4B", "CNN-DM", 52.4, 34.6, 0.93, 1.39, 4.77, 3.88),
+    PaperRow("Phi3-14B / 4B", "MBPP", 52.2, 34.3, 0.94, 1.37, 1.43, 1.27),
+    PaperRow("Vicuna-13B / 68M", "CNN-DM", 37.7, 2.5, 0.63, 1.47, 5.36, 1.04),
+    PaperRow("Vicuna-13B / 68M", "Alpaca", 33.3, 2.5, 0.58, 1.41, 1.15, 1.05),
+    PaperRow("Vicuna-7B / 68M", "CNN-DM", 29.4, 2.5, 0.67, 1.29, 4.53, 1.06),
+    PaperRow("Vicuna-7B / 68M", "Alpaca", 26.0, 2.5, 0.59, 1.70, 1.19, 1.06),
+)
 
 
 class Recomputed(NamedTuple):
@@ -49,6 +95,39 @@ def main(argv: Sequence[str]) -> int:
     print(table(config))
     return 0
 
+
+# --- Table 1 ----------------------------------------------------------------------------------------------------------
+
+def output_tokens(target_latency: float, drafter_latency: float, lookahead: int, SP: int,
+                  times: Mapping[str, float]) -> dict[str, dict[str, list[int]]]:
+    """Return the tokens of Figure 1 and Table 1 at given times, if no draft is accepted (worst) or all are (best)."""
+    draft_ticks = round(drafter_latency / target_latency * TICKS)
+    moments = [moment / target_latency * TICKS * (1 + formulas.SLACK) for moment in times.values()]
+    num_tokens = 2 + lookahead + int(max(moments) / min(TICKS, draft_ticks))
+
+    plan = EventPlan(num_tokens, lookahead, SP, Forward(TICKS, TICKS), Forward(draft_ticks, draft_ticks))
+    counts: dict[str, dict[str, list[int]]] = {"worst": {}, "best": {}}
+    for bound, counts_by_method in counts.items():
+        for name, method in METHODS.items():
+            outcome = decode(method, plan, [bound == "best"] * num_tokens)
+            counts_by_method[name] = list(map(outcome.settled_by, moments))
+    return counts
+
+
+def table_1() -> Iterator[str]:
+    """Yield the lines of Table 1: published tokens, and those of the events of this project."""
+    rows = []
+    for case, tokens_by_method in output_tokens(TARGET, DRAFTER, LOOKAHEAD, SERVERS, MOMENTS).items():
+        for name, computed_tokens in tokens_by_method.items():
+            method = METHODS[name]
+            rows.append((case, method, "paper", *map(str, PUBLISHED_TOKENS[case][method])))
+            rows.append(("", "", "events", *map(str, computed_tokens)))
+
+    yield "Tokens at four moments, if no draft is accepted (worst) and if all are (best); T = 7 d, k = 1, 7 servers:\n"
+    yield from markdown(("case", "method", "", *MOMENTS), rows)
+
+
+# --- Table 2 ----------------------------------------------------------------------------------------------------------
 
 def table(config: Paper) -> str:
     """Return the rows as a table in Markdown."""
@@ -92,78 +171,12 @@ def recomputed(row: PaperRow, config: Paper) -> Recomputed:
         dsi_lookahead=int(allowed_lookaheads[dsi_costs.argmin()]))
 
 
-# --- the accounting of the published online simulator -----------------------------------------------------------------
+# --- Table 3 ----------------------------------------------------------------------------------------------------------
 
-class ForwardLatencies(NamedTuple):
-    """The times of a forward of target and drafter, and of the first forward of each."""
-
-    target: float
-    drafter: float
-    first_target: float
-    first_drafter: float
-
-
-def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, num_servers: int | None, num_tokens: int,
-                max_run: int = MAX_RUN) -> float:
-    """Return the mean cost of a text by DSI with these servers, or by SI if `num_servers` is None.
-
-    No run has more than `max_run` accepted drafts, which are fewer than the tokens. The acceptance is above 0, since
-    the text would never end else.
-    """
-    # runs, by their accepted drafts
-    num_accepted = np.arange(max_run + 1)
-    chance = (1 - acceptance) * float(acceptance) ** num_accepted
-    chance[-1] = float(acceptance) ** max_run
-    num_windows = num_accepted // lookahead + 1
-    num_awaited = 1 if num_servers else num_windows + 1  # verifications that the run waits for
-    run_cost = num_windows * lookahead * times.drafter + times.target * num_awaited
-
-    # mean remaining cost, by the number of settled tokens
-    first_draft_extra = times.first_drafter - times.drafter
-    remaining_cost = np.zeros(num_tokens + 1)
-    for num_settled in range(num_tokens, -1, -1):
-        settled_after = num_settled + num_accepted
-        ends_text = settled_after > num_tokens
-        next_cost = np.where(ends_text, times.target, run_cost + (0 if num_settled else first_draft_extra))
-        cost_after = np.where(ends_text, 0.0, remaining_cost[np.minimum(settled_after, num_tokens)])
-
-        # a run without accepted drafts returns to the same state, as the division considers
-        cost_after[0] = 0.0
-        remaining_cost[num_settled] = chance @ (next_cost + cost_after) / (1 - chance[0])
-
-    first_cost = run_cost + first_draft_extra + times.first_target - times.target
-    if num_servers:
-        first_cost = np.array(_first_runs(times, lookahead, num_servers, max_run))
-    return float(chance @ (first_cost + remaining_cost[num_accepted]))
-
-
-def _first_runs(times: ForwardLatencies, lookahead: int, num_servers: int, max_run: int) -> list[float]:
-    """Return the cost of the first run of DSI, by its accepted drafts from 0 to `max_run`.
-
-    It is the end of the first verification with more drafts. A verification goes to an idle server that was used
-    before, else to a new one. Else it waits, the newest first.
-    """
-    idle = [times.first_target] * num_servers  # the next forward of each idle server, the last one's first
-    running: list[tuple[float, int]] = []  # verifications: their ends and their drafts
-    waiting: list[int] = []  # drafts of each waiting verification
-    run_costs: list[float] = []
-
-    for num_drafts in count(0, lookahead):
-        moment = times.first_drafter + (num_drafts - 1) * times.drafter if num_drafts else 0.0
-
-        # verifications that have ended
-        while running and running[0][0] <= moment:
-            end_time, num_verified = heapq.heappop(running)
-            run_costs += [end_time] * (num_verified - len(run_costs))
-            if waiting:
-                heapq.heappush(running, (end_time + times.target, waiting.pop()))
-            else:
-                idle.append(times.target)
-
-        if len(run_costs) > max_run:
-            break
-        if idle:
-            heapq.heappush(running, (moment + idle.pop(), num_drafts))
-        else:
-            waiting.append(num_drafts)
-    return run_costs[:max_run + 1]
+def table_3() -> Iterator[str]:
+    """Yield the lines of Table 3: the published ratios of a first forward to a later one."""
+    rows = [(row.pair, row.data, f"{row.first_target:.2f}", f"{row.first_drafter:.2f}") for row in TABLE
+            if (row.pair, row.data) != ("Phi3-14B / 4B", "Alpaca")]
+    yield "Published ratios of TTFT to TPOT, as `online` of Table 2 uses them; they are of models and GPUs, so they can"
+    yield "only be measured: python3 -m scripts.simulate table target=DIR drafts=DIR does that for other models.\n"
+    yield from markdown(("target / drafter", "data", "target", "drafter"), rows)
