@@ -11,7 +11,7 @@ from eval.dsi.events import decode
 from eval.dsi.keys import Online
 from eval.dsi.online import ForwardLatencies, online_mean, plan_of, published, sampled, spread, texts_of
 
-FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
+FAST = ["S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]
 
 

@@ -101,7 +101,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "online k": "write k=VALUE",
     "online k=3 k=3": "k is given twice",
     "online toy": '"toy" is not key=value',
-    "online simul_type=dsi": "simul_type=dsi is unknown: choose one of DSI, SI, both",
+    "online simul_type=both": "SI and DSI are both simulated: leave it out",
     "online c_sub=0.2": "target: give c_sub=0.1 or less",
     "online num_target_servers=2000": "give num_target_servers=1024 or less",
     "online num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",

@@ -66,18 +66,19 @@ class Offline(Simulation):
 
 @dataclass(frozen=True)
 class Online(Simulation):
-    """Simulate SI and DSI by events on a virtual clock, with modelled acceptance, without a model; times in seconds."""
+    """Simulate SI and DSI by events on a virtual clock, with modelled acceptance, without a model; times in seconds.
+
+    Both decode the same texts.
+    """
 
     EXAMPLES = f"""\
   {COMMAND} online
-  {COMMAND} online simul_type=both S=50 num_repeats=100
+  {COMMAND} online S=50 num_repeats=100
   {COMMAND} online a=0.6 k=3 preemption=none"""
     COST_PAIRS = (*Simulation.COST_PAIRS, ("c_sub", "failure_cost_sub"))
     MAX_SERVERS = 1024  # a limit, since every event scans all servers
 
-    simul_type: str = key("DSI", "algorithm: DSI, SI, or both with the same samples", Choices(("DSI", "SI", "both")),
-        heading="Decoding")
-    maximum_correct_tokens: int = key(20, "most accepted drafts in a row", Range(0, COUNT))
+    maximum_correct_tokens: int = key(20, "most accepted drafts in a row", Range(0, COUNT), heading="Decoding")
     traces: str = key("", "JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a",
         names_file=True)
 

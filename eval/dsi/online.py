@@ -40,8 +40,7 @@ Samples = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the forwards 
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Online, f"{COMMAND} online")
-    methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
-    samples: dict[str, list[tuple[int, int]]] = {method: [] for method in (PLAIN, *methods)}
+    samples: dict[str, list[tuple[int, int]]] = {method: [] for method in (PLAIN, "SI", "DSI")}
 
     texts = islice(texts_of(config), config.num_repeats)
     progress = ProgressBar(texts, desc="virtual clock", unit="text", total=config.num_repeats, delay=1, leave=False)
