@@ -2,6 +2,8 @@
 """
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from eval.dsi.command import main
@@ -25,31 +27,28 @@ def model(folder):
 
 
 def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
-    assert spread_of([0.001, 0.002, 0.003, 0.004, 0.010]) == pytest.approx((3, 2, 4, 5))
+    assert spread_of([0.001, 0.002, 0.003, 0.004, 0.010]) == pytest.approx((3, 2, 4))
 
 
-def test_each_answer_of_each_turn_that_counts_has_its_times(model):
-    found = paces([model.whole, model.whole], [[1, 5, 7], [1, 4]],
-                  LatencyConfig(max_new_tokens=3, repeats=2))
-    spreads = [spread for pace in found for spread in pace]
-    assert [spread.num_times for spread in spreads] == [4, 4, 4, 4]
-    assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
+def test_each_answer_of_each_turn_that_counts_has_its_times(model, monkeypatch):
+    monkeypatch.setattr("eval.dsi.latency.spread_of", list)
+    config = LatencyConfig(max_new_tokens=3, repeats=2)
+    seconds = [*chain(*paces([model.whole, model.whole], [[1, 5, 7], [1, 4]], config))]
+    assert [len(times) for times in seconds] == [4, 4, 4, 4] and min(chain(*seconds)) > 0
 
 
 def test_a_prediction_is_the_best_of_each_way_of_decoding():
     found = predict(10, 1.5, 0.8, num_servers=2)
     k = int(least_lookahead(10, 1.5, 2))
-    assert (found.dsi_lookahead, found.nonsi) == (k, 10) == (4, 10)
+    assert found.dsi_lookahead == k == 4
     assert found.dsi == dsi_rate(10, 1.5, 0.8, k)
     assert found.si == pytest.approx(min(float(si_rate(10, 1.5, 0.8, look)) for look in range(1, 201)))
-    assert found.best == "dsi"
-    assert predict(10, 9.9, 0.0, num_servers=2).best == "nonsi"
 
 
 def test_the_latency_command_shows_what_it_measured(folder, output_of):
     shown = output_of(main, ["latency", f"model={folder}", *SMALL, "sets=qa,sum"])
     assert [line.split()[0] for line in shown.splitlines() if "TPOT" in line] == ["qa", "sum"]
-    assert shown.count("TTFT") == 2
+    assert shown.count("TTFT") == shown.count("  n=1\n") == 2
 
 
 def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(

@@ -9,7 +9,7 @@ import platform
 import time
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from config.keys import key, read_keys
 from config.values import Range
 from eval.dsi.keys import COMMAND
+from eval.metrics import Interval
 from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import NAME_WIDTH, short
@@ -49,26 +50,14 @@ class LatencyConfig(Timed):
     model: str = key(TARGET, "folder of a model in Hugging Face format", heading="Model", names_file=True)
 
 
-class Spread(NamedTuple):
-    """The median, the quartiles and the number of some times."""
-
-    median: float
-    low: float
-    high: float
-    num_times: int
-
-    def __str__(self) -> str:
-        return f"{self.median:9.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.num_times}"
-
-
-def spread_of(seconds: Sequence[float]) -> Spread:
-    """Return median and quartiles, in milliseconds, of times in seconds."""
+def spread_of(seconds: Sequence[float]) -> Interval:
+    """Return the median, with the quartiles as its bounds, in milliseconds, of times in seconds."""
     low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
-    return Spread(float(median), float(low), float(high), len(seconds))
+    return Interval(float(median), float(low), float(high))
 
 
 def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
-          config: Timed) -> list[tuple[Spread, Spread]]:
+          config: Timed) -> list[tuple[Interval, Interval]]:
     """Return, for each model, the time to the first token (TTFT) and the time per later token (TPOT), in milliseconds.
 
     Answers continue after an end token, so that all have the same length. TPOT is one figure per answer: the time after
@@ -102,8 +91,10 @@ def main(argv: list[str]) -> int:
 
     for name in ProgressBar(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
-        [(first_token, later_tokens)] = paces([model.whole], prompts, config)
-        ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first_token}   TPOT {later_tokens}")
+        [spreads] = paces([model.whole], prompts, config)
+        first_token, later_tokens = (f"{median:9.3f}  [{low:.3f}, {high:.3f}]" for median, low, high in spreads)
+        ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first_token}   TPOT {later_tokens}  "
+                          f"n={len(prompts) * config.repeats}")
     return 0
 
 

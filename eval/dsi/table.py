@@ -26,7 +26,7 @@ from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
-COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "best")
+COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI")
 Row = Dict[str, Any]  # the measurements of a pair
 Pair = Tuple[str, str, str]  # the folders of a target and of its drafter, and the data set for the measurement
 pair_of = itemgetter("target", "draft", "set")  # from a row to its pair
@@ -67,17 +67,11 @@ class TableConfig(Timed):
 # --- prediction -------------------------------------------------------------------------------------------------------
 
 class TablePrediction(NamedTuple):
-    """The lookahead of DSI, and milliseconds per token in the long run."""
+    """The lookahead of DSI, and milliseconds per token of SI and DSI in the long run."""
 
     dsi_lookahead: int
-    nonsi: float
     si: float
     dsi: float
-
-    @property
-    def best(self) -> str:
-        """The name of the cheapest method; in a tie the simpler one."""
-        return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
 def predict(target: float, draft: float, acceptance: float, num_servers: int) -> TablePrediction:
@@ -88,7 +82,7 @@ def predict(target: float, draft: float, acceptance: float, num_servers: int) ->
     si_costs = si_rate(target, draft, acceptance, np.arange(1, MAX_LOOKAHEAD + 1))
     dsi_lookahead = int(least_lookahead(target, draft, num_servers))
     dsi_cost = float(dsi_rate(target, draft, acceptance, dsi_lookahead))
-    return TablePrediction(dsi_lookahead, target, float(si_costs.min()), dsi_cost)
+    return TablePrediction(dsi_lookahead, float(si_costs.min()), dsi_cost)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
@@ -104,8 +98,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
         for _, _, set_name in draft_pairs:
             prompts = prompts_of(set_name, config, (target, drafter))
             records = measured_records(target, drafter, prompts, config)
-            spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
-            times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
+            times = dict(zip(TIMES, chain(*paces([target.whole, drafter.whole], prompts, config))))
             acceptance = [None if math.isnan(bound) else bound for bound in rate(records)]
             yield {"target": config.target, "draft": draft, "set": set_name, **times, "acceptance": acceptance,
                    "prompts": len(records), "tokens": sum(map(len, records))}
@@ -143,6 +136,6 @@ def table(rows: list[Row], num_servers: int) -> str:
                  number(target_ms), number(draft_ms), *percentages]
 
         prediction = predict(target_ms, draft_ms, acceptance, num_servers)
-        cost_ratios = [number(cost / prediction.dsi) for cost in (prediction.nonsi, prediction.si)]
-        lines.append([*cells, str(prediction.dsi_lookahead), *cost_ratios, prediction.best])
+        cost_ratios = [number(cost / prediction.dsi) for cost in (target_ms, prediction.si)]
+        lines.append([*cells, str(prediction.dsi_lookahead), *cost_ratios])
     return note + in_columns(COLUMNS, lines, names=3)
