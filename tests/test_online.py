@@ -9,7 +9,7 @@ import pytest
 from eval.dsi import command as simulate
 from eval.dsi.events import decode
 from eval.dsi.keys import Online
-from eval.dsi.online import ForwardLatencies, online_mean, plan_of, published, sampled, spread, texts_of
+from eval.dsi.online import ForwardLatencies, accepted_runs, online_mean, plan_of, published, spread, texts_of
 
 FAST = ["S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]
@@ -63,11 +63,11 @@ def test_every_draft_may_be_right_or_wrong():
 
 def test_runs_are_those_that_the_published_simulator_draws():
     chance = np.random.RandomState(7)
-    lengths = [next(sampled(0.8, 9, chance)) for _ in range(5)]
+    lengths = [next(accepted_runs(0.8, 9, chance)) for _ in range(5)]
     assert lengths == [min(n - 1, 9)
                        for n in np.random.RandomState(7).geometric(1 - 0.8, size=5)]
-    assert next(sampled(1.0, 20, chance)) == 20
-    assert next(sampled(0.0, 20, chance)) == 0
+    assert next(accepted_runs(1.0, 20, chance)) == 20
+    assert next(accepted_runs(0.0, 20, chance)) == 0
     assert spread([2, 0, 1, 5], 8) == [True,
                                        True, False, False, True, False, True, True]
 

@@ -10,6 +10,7 @@ from config.keys import read_keys
 from eval.dsi import cost_model
 from eval.dsi.formulas import Array
 from eval.dsi.keys import COMMAND, Offline
+from eval.dsi.online import accepted_runs
 from eval.tables import in_columns
 from launch.progress import ProgressBar
 
@@ -52,13 +53,9 @@ def main(argv: Sequence[str]) -> int:
 
 def sampled(config: Offline) -> Iterator[Array]:
     """Yield, for one text after another, the correct drafts of its windows, as the published offline simulator does."""
-    random_state = np.random.RandomState(config.random_seed)
+    run_lengths = accepted_runs(config.a, config.k, np.random.RandomState(config.random_seed))
     while True:
-        if config.a in (0, 1):
-            yield np.full(config.S, int(config.a) * config.k)
-        else:
-            num_correct = random_state.geometric(1 - config.a, size=config.S) - 1
-            yield np.minimum(num_correct, config.k)
+        yield np.fromiter(run_lengths, int, config.S)
 
 
 def draw(samples_by_name: Samples, config: Offline) -> None:

@@ -64,7 +64,7 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
 
     random_state = np.random.RandomState(config.random_seed)
     while True:
-        run_lengths = sampled(config.a, config.maximum_correct_tokens, random_state)
+        run_lengths = accepted_runs(config.a, config.maximum_correct_tokens, random_state)
         yield spread(run_lengths, config.S)
 
 
@@ -78,7 +78,7 @@ def read_traces(path: str) -> list[list[bool]]:
     return [list(map(bool, text)) for text in traces if text]
 
 
-def sampled(acceptance: float, max_accepted: int, random_state: np.random.RandomState) -> Iterator[int]:
+def accepted_runs(acceptance: float, max_accepted: int, random_state: np.random.RandomState) -> Iterator[int]:
     """Yield numbers of accepted drafts in a row, at most `max_accepted`, without end.
 
     With a generator of the same seed, the simulator published with the paper on DSI samples the same numbers.
