@@ -1,14 +1,15 @@
-"""Recompute the reference cases of the paper's offline simulator and analysis, and report agreement and deviation.
+"""Recompute the reference cases of the paper's offline simulator and analysis, and report which agree.
 
 One function counts the cost of a text; each analytic quantity has its own. The arguments of these have the names of the
 inputs of their cases, and all results have the names of the expected values.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from eval.dsi.keys import COMMAND
 from eval.dsi.paper import output_tokens
 
 Case = Mapping[str, Any]
+Problems = List[str]  # a line for each value of a case that does not agree
 Results = Dict[str, Any]  # by the names of expected values
 REMEDY = "name a JSON file of reference cases, such as tests/golden/dsi/cases.json"
 TOLERANCE = 1e-9  # relative tolerance of a case without rel_tol
@@ -31,7 +33,7 @@ class Cases(Checked):
 
     The exit code is 0 if all agree, 1 if one does not, and 2 if the file is invalid. A counted cost agrees within the
     relative tolerance of its case (rel_tol, or 1e-9). An analytic value also agrees if it rounds to the digits that the
-    file shows; the deviation of such a rounded value is not counted.
+    file shows.
     """
 
     EXAMPLES = f"  {COMMAND} cases tests/golden/dsi/cases.json"
@@ -44,14 +46,6 @@ class Cases(Checked):
             yield f"file is missing: {REMEDY}"
 
 
-class CaseOutcome(NamedTuple):
-    """The outcome of a case."""
-
-    problems: list[str]  # a line for each value that does not agree
-    max_deviation: float  # largest relative deviation, of the values that are not counted as rounded
-    num_rounded: int  # number of values that agree only to the digits that the file shows
-
-
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree, and return the exit code."""
     path = preset_of(argv)
@@ -62,67 +56,60 @@ def main(argv: Sequence[str]) -> int:
     if not fits(content, {"groups": dict}) or not fits([*content["groups"].values()], [[dict]]):
         raise ValueError(f'{config.file} has no object "groups" of lists of cases: {REMEDY}')
 
-    outcomes_by_group = {group: list(map(compared, cases)) for group, cases in content["groups"].items()}
-    all_outcomes = list(chain(*outcomes_by_group.values()))
-    all_problems = [problem for outcome in all_outcomes for problem in outcome.problems]
+    problems_by_group = {group: list(map(problems_of, cases)) for group, cases in content["groups"].items()}
+    all_cases = list(chain(*problems_by_group.values()))
+    all_problems = list(chain(*all_cases))
 
-    lines = [line(group, outcomes) for group, outcomes in outcomes_by_group.items()]
-    lines += [*all_problems, line("all", all_outcomes)]
+    lines = [line(group, cases) for group, cases in problems_by_group.items()]
+    lines += [*all_problems, line("all", all_cases)]
     print("\n".join(map(one_line, lines)))
     return 1 if all_problems else 0
 
 
-def line(name: str, outcomes: Sequence[CaseOutcome]) -> str:
+def line(name: str, problems_by_case: Sequence[Problems]) -> str:
     """Return one line about a group, or about all."""
-    num_agreed = sum(not outcome.problems for outcome in outcomes)
-    max_deviation = max((outcome.max_deviation for outcome in outcomes), default=0.0)
-    num_rounded = sum(outcome.num_rounded for outcome in outcomes)
-
-    rounded_note = f", not counting {num_rounded} rounded in the file" if num_rounded else ""
-    return (f"{name:<24}{num_agreed:>5} of {len(outcomes)} agree, "
-            f"worst deviation {max_deviation:.1e}{rounded_note}")
+    num_agreed = problems_by_case.count([])
+    return f"{name:<24}{num_agreed:>5} of {len(problems_by_case)} agree"
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
-def compared(case: Case) -> CaseOutcome:
-    """Compute a case and compare it with its expected values. Raise ValueError for an invalid case."""
+def problems_of(case: Case) -> Problems:
+    """Return a line for each expected value of a case that the computed one differs from.
+
+    Raise ValueError for an invalid case.
+    """
     try:
         results = computed(case)
         computed_values = dict(numbers(results))
         expected_values = dict(numbers({name: case[name] for name in results if name in case}))
-        computed_by_name = {name: computed_values[name] for name in expected_values}
+        values_by_name = {name: (computed_values[name], expected) for name, expected in expected_values.items()}
         tolerance = float(case.get("rel_tol", TOLERANCE))
         if not expected_values:
             raise ValueError("it has no expected value")
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the case {short_repr(case.get('id'))} is invalid ({error!r}): correct it") from error
 
-    problems, max_deviation, num_rounded = [], 0.0, 0
-    for name, computed_value in computed_by_name.items():
-        expected_value = expected_values[name]
-        difference = abs(computed_value - expected_value)
-        deviation = difference / (abs(expected_value) or 1.0)
-        if deviation > tolerance and "inputs" in case and difference <= half_unit(expected_value):
-            num_rounded += 1
-            continue
-
-        max_deviation = max(max_deviation, deviation)
-        if not deviation <= tolerance:  # NaN does not agree, either
+    problems = []
+    for name, (computed_value, expected_value) in values_by_name.items():
+        rounding = half_unit(expected_value) if "inputs" in case else 0.0
+        max_difference = max(tolerance * (abs(expected_value) or 1.0), rounding)
+        if abs(computed_value - expected_value) > max_difference:
             problems.append(f"{case.get('id')}: {name} expected {expected_value}, got {computed_value}")
-    return CaseOutcome(problems, max_deviation, num_rounded)
+    return problems
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield each number in a value, at any depth, with its name. Raise TypeError or ValueError for anything else."""
+    """Yield each number in a value, at any depth, with its name. Raise TypeError or ValueError for others."""
     if isinstance(value, list):
         value = {str(index): element for index, element in enumerate(value)}
     if isinstance(value, dict):
         for inner_name, inner_value in value.items():
             yield from numbers(inner_value, f"{name}.{inner_name}".lstrip("."))
-    else:
-        float(value)  # raises
+    elif math.isfinite(value):
         yield name, value
+    else:
+        raise ValueError(f"{name} is {value}")
 
 
 def half_unit(value: float) -> float:

@@ -20,7 +20,6 @@ from eval.dsi import formulas
 from eval.dsi.formulas import Array, Numbers
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import new_figure
-from launch.progress import ProgressBar
 
 COLUMNS = ("c", "a", "algorithm", "k", "cost")
 DIGITS = 12  # decimals of a cost: of lookaheads with equal rounded costs the smallest is the best
@@ -69,8 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
     bests = best(config)
     write(folder / "heatmap.csv", table(config, bests), SPACE_REMEDY)
-    drawn_names = draw(config, bests, folder)
-    list(ProgressBar(drawn_names, desc="maps", total=len(MAPS), delay=1, leave=False))
+    draw(config, bests, folder)
 
     print("\n".join(summary(config, bests)))
     print(f"The maps are in {folder}, simulated by formulas.")
@@ -155,12 +153,11 @@ def table(config: Heatmap, bests: Bests) -> str:
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
-def draw(config: Heatmap, bests: Bests, folder: Path) -> Iterator[str]:
-    """Write every map into a folder, and yield its name."""
+def draw(config: Heatmap, bests: Bests, folder: Path) -> None:
+    """Write every map into a folder."""
     for speed_map in MAPS:
         with new_figure(folder / f"{speed_map.name}.png", (6.4, 5.4), layout="constrained", dpi=160) as axes:
             _draw_map(axes, config, speed_map, speed_up(speed_map, bests))
-        yield speed_map.name
 
 
 def _draw_map(axes: Any, config: Heatmap, speed_map: Map, ratio: Array) -> None:
