@@ -69,7 +69,7 @@ def test_counting_knows_two_accountings():
              for name in ("original", "corrected")}
     assert found["original"].cost == pytest.approx(2.2)
     assert found["corrected"].cost == pytest.approx(2.1)
-    with refused("accounting=exact is unknown"):
+    with pytest.raises(KeyError):
         rounds.dsi(1.0, 0.1, 1, "exact")
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
+from eval.dsi.formulas import ACCOUNTINGS, Array, Numbers, doubles
 
 NEGLIGIBLE = 1e-20  # probability of outcomes that change no digit of a double
 
@@ -57,9 +57,8 @@ def si(target: float, drafter: float, lookahead: Numbers) -> DecodingRounds:
 
 
 def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> DecodingRounds:
-    """Return DSI in one of the two accountings. Raise ValueError for any other."""
-    check_accounting(accounting)
-    return DecodingRounds(target, drafter, doubles(lookahead).reshape(-1, 1), True, accounting == "original")
+    """Return DSI in one of the two accountings. Raise KeyError for any other."""
+    return DecodingRounds(target, drafter, doubles(lookahead).reshape(-1, 1), True, ACCOUNTINGS[accounting])
 
 
 def mean_cost(decoding: DecodingRounds, acceptance: float, num_tokens: int) -> Array:

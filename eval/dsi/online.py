@@ -22,7 +22,8 @@ from config.files import fits, read_json_file
 from config.keys import read_keys
 from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.keys import COMMAND, Online
-from eval.tables import in_columns
+from eval.metrics import NAN
+from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
 TICK = 1e-9  # seconds
@@ -106,11 +107,11 @@ def plan_of(config: Online, text_number: int) -> EventPlan:
                      seed=config.random_seed + text_number)
 
 
-def published(config: Online, method: str) -> float | None:
-    """Return the mean seconds per text in the published simulator, or None if it has no such mean or never ends."""
+def published(config: Online, method: str) -> float:
+    """Return the mean seconds per text in the published simulator, or NaN if it has no such mean or never ends."""
     max_run = config.maximum_correct_tokens
     if method == PLAIN or config.traces or not config.a or not 0 < max_run < config.S:
-        return None
+        return NAN
 
     times = ForwardLatencies(config.failure_cost_sub, config.c_sub, config.failure_cost, config.c)
     num_servers = config.servers if method == "DSI" else None
@@ -129,8 +130,7 @@ def table(config: Online, samples: Samples) -> str:
             standard_error = np.std(method_samples, 0, ddof=1)[0] / config.num_repeats ** 0.5
             predicted += f" +- {standard_error * TICK:.4f}"
 
-        published_seconds = published(config, method)
-        rows.append([method, predicted, "-" if published_seconds is None else f"{published_seconds:.4f}",
+        rows.append([method, predicted, number(published(config, method), 4),
                      f"{plain_ticks / mean_ticks:.3f}", f"{mean_forwards / config.S:.2f}"])
     return in_columns(COLUMNS, rows)
 
