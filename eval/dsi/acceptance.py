@@ -13,7 +13,7 @@ from typing import Iterable, Mapping, Sequence
 import numpy as np
 
 from config.files import write_json
-from config.keys import key, read_keys
+from config.keys import key
 from eval.dsi.keys import COMMAND
 from eval.metrics import Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
@@ -95,8 +95,7 @@ def measured_records(target: Model, drafter: Model, prompts: Iterable[Sequence[i
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-def main(argv: list[str]) -> int:
-    config = read_keys(argv, AcceptanceConfig, f"{COMMAND} acceptance")
+def main(config: AcceptanceConfig) -> int:
     check_sets(config.chosen_sets, config)
 
     target = open_model(config.target, config)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 import numpy as np
 
 from config.files import fits, read_json_file
-from config.keys import HELP, Checked, key, preset_of, read_keys
+from config.keys import Checked, key
 from config.schema.untrusted import one_line, short_repr
 from eval.dsi import cost_model, formulas
 from eval.dsi.keys import COMMAND
@@ -46,12 +46,8 @@ class Cases(Checked):
             yield f"file is missing: {REMEDY}"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(config: Cases) -> int:
     """Print how many cases of each group agree, and return the exit code."""
-    path = preset_of(argv)
-    words = [f"file={path}", *argv[1:]] if path and path not in HELP else argv
-    config = read_keys(words, Cases, f"{COMMAND} cases")
-
     content = read_json_file(config.file, REMEDY)
     if not fits(content, {"groups": dict}) or not fits([*content["groups"].values()], [[dict]]):
         raise ValueError(f'{config.file} has no object "groups" of lists of cases: {REMEDY}')

@@ -19,9 +19,12 @@ from importlib import import_module
 from typing import Sequence
 
 from config.console import command
-from config.keys import HELP_WORDS, check_name
+from config.keys import HELP_WORDS, check_name, preset_of, read_keys
+from eval.dsi.keys import COMMAND
 
-COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online")  # modules
+# by the name of a command, which is that of its module, the class of its keys there
+COMMANDS = {"cases": "Cases", "heatmap": "Heatmap", "offline": "Offline", "paper": "Paper",
+            "acceptance": "AcceptanceConfig", "latency": "LatencyConfig", "table": "TableConfig", "online": "Online"}
 
 
 @command
@@ -31,5 +34,11 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 0
     check_name(name, COMMANDS, "command")
-    code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
+
+    module = import_module(f"eval.dsi.{name}")
+    words = argv[1:]
+    if name == "cases" and preset_of(words) not in HELP_WORDS:
+        words = [f"file={words[0]}", *words[1:]]
+
+    code: int = module.main(read_keys(words, getattr(module, COMMANDS[name]), f"{COMMAND} {name}"))
     return code

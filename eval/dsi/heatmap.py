@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -15,10 +15,9 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 
 from config.files import SPACE_REMEDY, check_folder, write
-from config.keys import read_keys
 from eval.dsi import formulas
 from eval.dsi.formulas import Array, Numbers
-from eval.dsi.keys import COMMAND, Heatmap
+from eval.dsi.keys import Heatmap
 from eval.plots import new_figure
 
 COLUMNS = ("c", "a", "algorithm", "k", "cost")
@@ -60,9 +59,8 @@ MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 10, 9),
 Bests = Dict[str, Best]
 
 
-def main(argv: Sequence[str]) -> int:
+def main(config: Heatmap) -> int:
     """Compute the costs, draw the maps into the folder `output`, and print a line for each comparison."""
-    config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
     folder = Path(config.output)
     check_folder(folder, "name another folder with output=")
 

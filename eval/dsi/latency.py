@@ -14,7 +14,7 @@ from typing import Iterator, Sequence
 import numpy as np
 import torch
 
-from config.keys import key, read_keys
+from config.keys import key
 from config.values import Range
 from eval.dsi.keys import COMMAND
 from eval.metrics import Interval
@@ -81,8 +81,7 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
     return [(spread_of(first_seconds), spread_of(later_seconds)) for first_seconds, later_seconds in seconds_by_model]
 
 
-def main(argv: list[str]) -> int:
-    config = read_keys(argv, LatencyConfig, f"{COMMAND} latency")
+def main(config: LatencyConfig) -> int:
     check_sets(config.chosen_sets, config)
 
     model = open_model(config.model, config)

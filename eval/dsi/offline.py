@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping
 
 import numpy as np
 
-from config.keys import read_keys
 from eval.dsi import cost_model
 from eval.dsi.formulas import Array
-from eval.dsi.keys import COMMAND, Offline
+from eval.dsi.keys import Offline
 from eval.dsi.online import accepted_runs
 from eval.tables import in_columns
 from launch.progress import ProgressBar
@@ -20,8 +19,7 @@ TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # colours of the histogram
 Samples = Mapping[str, Array]  # the cost and the iterations of each text, `[2, texts]`, by algorithm
 
 
-def main(argv: Sequence[str]) -> int:
-    config = read_keys(argv, Offline, f"{COMMAND} offline")
+def main(config: Offline) -> int:
     setting = config.failure_cost, config.c
     decoding_by_name = {
         "non-SI": cost_model.si(*setting, 0),

@@ -19,9 +19,8 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from config.files import fits, read_json_file
-from config.keys import read_keys
 from eval.dsi.events import EventPlan, Forward, decode
-from eval.dsi.keys import COMMAND, Online
+from eval.dsi.keys import Online
 from eval.metrics import NAN
 from eval.tables import in_columns, number
 from launch.progress import ProgressBar
@@ -39,8 +38,7 @@ forwards   of the target per token, aborted ones included"""
 Samples = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the forwards of each text, by method
 
 
-def main(argv: Sequence[str]) -> int:
-    config = read_keys(argv, Online, f"{COMMAND} online")
+def main(config: Online) -> int:
     samples: dict[str, list[tuple[int, int]]] = {method: [] for method in (PLAIN, "SI", "DSI")}
 
     texts = islice(texts_of(config), config.num_repeats)

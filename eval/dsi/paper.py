@@ -7,16 +7,15 @@ formulas.py).
 """
 from __future__ import annotations
 
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple
 
 import numpy as np
 
-from config.keys import read_keys
 from eval.dsi import cost_model, formulas
 from eval.dsi.cost_model import DecodingRounds, mean_cost
 from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.formulas import Array, servers_needed
-from eval.dsi.keys import COMMAND, Paper
+from eval.dsi.keys import Paper
 from eval.dsi.online import ForwardLatencies, online_mean
 from eval.tables import markdown
 
@@ -85,8 +84,7 @@ class Recomputed(NamedTuple):
     dsi_lookahead: int
 
 
-def main(argv: Sequence[str]) -> int:
-    config = read_keys(argv, Paper, f"{COMMAND} paper")
+def main(config: Paper) -> int:
     if config.table != "2":
         print("\n".join(table_1() if config.table == "1" else table_3()))
         return 0

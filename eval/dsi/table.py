@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
-from config.keys import key, read_keys
+from config.keys import key
 from config.values import COUNT, Range, TextForm, listed
 from eval.dsi.acceptance import measured_records, rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
@@ -104,8 +104,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
                    "prompts": len(records), "tokens": sum(map(len, records))}
 
 
-def main(argv: list[str]) -> int:
-    config = read_keys(argv, TableConfig, f"{COMMAND} table")
+def main(config: TableConfig) -> int:
     recorded = load(config.output, config.settings, "is not a file of rows", "name another output=")
     row_by_pair = {pair_of(row): row for row in recorded["rows"]} if recorded else {}
     pairs = list(product([config.target], listed(config.drafts), config.chosen_sets))
