@@ -7,7 +7,7 @@ import pytest
 from eval.dsi.command import main
 from eval.dsi.keys import Paper
 from eval.dsi.online import ForwardLatencies, online_mean
-from eval.dsi.paper import TABLE, recomputed, table
+from eval.dsi.paper import TABLE, recomputed
 from tests.sources import project_text
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)
@@ -25,23 +25,17 @@ def test_the_ten_rows_are_those_that_are_known():
     assert all(abs(row.online - known) < 0.01 for row, known in zip(found, ONLINE))
 
 
-def test_the_documentation_shows_what_the_command_prints(output_of):
+def test_the_tables_are_those_of_the_page_and_of_the_paper(output_of):
     shown = output_of(main, ["paper"])
-    assert table(Paper()) in shown
-    assert table(Paper()) in project_text("docs/results/dsi-table2.md")
+    assert shown in project_text("docs/results/dsi-tables.md")
 
-
-def test_table_1_is_that_of_the_events(capsys):
-    assert main(["paper", "table=1"]) == 0
-    rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    table_1, table_2, table_3 = shown.split("\n\nTable ")
+    rows = [line.split(" | ")[2:] for line in table_1.splitlines() if line.startswith("|")][2:]
     published, computed = rows[::2], rows[1::2]
     assert len(published) == 6 and [row[1:] for row in published] == [row[1:] for row in computed]
     assert {row[0] for row in published} == {"paper"} and {row[0] for row in computed} == {"events"}
-
-
-def test_table_3_has_the_nine_published_rows(output_of):
-    shown = output_of(main, ["paper", "table=3"])
-    assert "| Phi3-14B / 4B | CNN-DM | 4.77 | 3.88 |" in shown and shown.count("\n| ") == 10
+    assert table_2.count("\n| ") == 11
+    assert "| Phi3-14B / 4B | CNN-DM | 4.77 | 3.88 |" in table_3
 
 
 def counted(times: ForwardLatencies, acceptance: float, lookahead: int,

@@ -106,6 +106,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "online num_target_servers=2000": "give num_target_servers=1024 or less",
     "online num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",
     "online traces=nowhere.json": "nowhere.json",
+    "paper table=1": "all tables are printed: leave it out",
     "paper S=20": "give a number from 21",
     "paper num_target_servers=1": "give a number from 2",
     "table output=rows.csv": "rows.csv is not possible: give a file that ends in .json",

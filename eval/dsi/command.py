@@ -7,7 +7,7 @@ cases FILE  recompute the reference cases of a file, from the paper's offline si
 heatmap     draw maps of the speed-ups of SI and DSI, and write a table
 offline     compute the cost of a text by plain decoding, SI and DSI, by counting forwards: exactly, and over sampled
             texts
-paper       recompute Table 2 of the paper by three accountings; table=1, table=3: those tables
+paper       recompute the tables of the paper, Table 2 by three accountings
 acceptance  measure with both models, on data sets, how often a drafter predicts the next token of a target
 latency     measure the time of a model to its first token, and for each later one
 table       measure both for pairs of models, and predict plain decoding, SI and DSI from them by formulas

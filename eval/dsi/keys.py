@@ -136,17 +136,16 @@ class Heatmap(Checked):
 
 @dataclass(frozen=True)
 class Paper(Checked):
-    """Recompute the speed-ups of the ten rows of Table 2, next to the published ones.
+    """Recompute the tables of the paper: tokens at four moments, speed-ups, and ratios of first forwards.
 
-    online: in the accounting of the published online simulator, without its overhead; offline: in that of the
-    published offline simulator; both with the lookaheads 1, 5 and 10 of the paper. events: by events, each with its
-    best lookahead. Means are exact for independent drafts. No model is run.
+    Of the ten rows of Table 2, online is in the accounting of the published online simulator, without its overhead;
+    offline in that of the published offline simulator; both with the lookaheads 1, 5 and 10 of the paper. events: by
+    events, each with its best lookahead. Means are exact for independent drafts. No model is run.
     """
 
-    EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000\n  {COMMAND} paper table=1"
+    EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000"
 
-    table: str = key("2", "of the paper: 1, tokens at four moments; 2; 3, ratios of first forwards",
-        Choices(("1", "2", "3")), heading="Table")
-    S: int = key(50, "tokens to generate", Range(21, 10_000), heading="Setting")  # a run has at most 20 drafts
+    # a run has at most 20 drafts
+    S: int = key(50, "tokens to generate in Table 2", Range(21, 10_000), heading="Setting")
     # with one server, Eq. 1 allows none of the paper's lookaheads
-    num_target_servers: int = key(7, "target servers of DSI", Range(2, COUNT))
+    num_target_servers: int = key(7, "target servers of DSI in Table 2", Range(2, COUNT))

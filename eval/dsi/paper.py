@@ -85,12 +85,7 @@ class Recomputed(NamedTuple):
 
 
 def main(config: Paper) -> int:
-    if config.table != "2":
-        print("\n".join(table_1() if config.table == "1" else table_3()))
-        return 0
-    print(f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all columns from "
-          "online on are computed.\n")
-    print(table(config))
+    print("\n".join([*table_1(), "", *table_2(config), "", *table_3()]))
     return 0
 
 
@@ -121,22 +116,25 @@ def table_1() -> Iterator[str]:
             rows.append((case, method, "paper", *map(str, PUBLISHED_TOKENS[case][method])))
             rows.append(("", "", "events", *map(str, computed_tokens)))
 
-    yield "Tokens at four moments, if no draft is accepted (worst) and if all are (best); T = 7 d, k = 1, 7 servers:\n"
+    yield "Table 1: tokens at four moments, if no draft is accepted (worst) and if all are (best); T = 7 d, k = 1,"
+    yield "7 servers.\n"
     yield from markdown(("case", "method", "", *MOMENTS), rows)
 
 
 # --- Table 2 ----------------------------------------------------------------------------------------------------------
 
-def table(config: Paper) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = ["| target / drafter | data | T ms | d ms | a % | published DSI/SI | online | offline | events | "
-             "events: over non-SI | events: k of SI, DSI |", "|---|---|" + "---:|" * 9]
+def table_2(config: Paper) -> Iterator[str]:
+    """Yield the lines of Table 2: the published speed-ups, and those by three accountings."""
+    yield (f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all columns from "
+           "online on are computed.\n")
+    yield ("| target / drafter | data | T ms | d ms | a % | published DSI/SI | online | offline | events | "
+           "events: over non-SI | events: k of SI, DSI |")
+    yield "|---|---|" + "---:|" * 9
     for row in TABLE:
         result = recomputed(row, config)
-        lines.append(f"| {row.pair} | {row.data} | {row.target} | {row.drafter} | {100 * row.acceptance:.0f} | "
-                     f"{row.published:.2f} | {result.online:.2f} | {result.offline:.2f} | {result.events:.2f} | "
-                     f"{result.plain:.2f} | {result.si_lookahead}, {result.dsi_lookahead} |")
-    return "\n".join(lines)
+        yield (f"| {row.pair} | {row.data} | {row.target} | {row.drafter} | {100 * row.acceptance:.0f} | "
+               f"{row.published:.2f} | {result.online:.2f} | {result.offline:.2f} | {result.events:.2f} | "
+               f"{result.plain:.2f} | {result.si_lookahead}, {result.dsi_lookahead} |")
 
 
 def recomputed(row: PaperRow, config: Paper) -> Recomputed:
@@ -175,6 +173,6 @@ def table_3() -> Iterator[str]:
     """Yield the lines of Table 3: the published ratios of a first forward to a later one."""
     rows = [(row.pair, row.data, f"{row.first_target:.2f}", f"{row.first_drafter:.2f}") for row in TABLE
             if (row.pair, row.data) != ("Phi3-14B / 4B", "Alpaca")]
-    yield "Published ratios of TTFT to TPOT, as `online` of Table 2 uses them; they are of models and GPUs, so they can"
-    yield "only be measured: python3 -m scripts.simulate table target=DIR drafts=DIR does that for other models.\n"
+    yield "Table 3: published ratios of TTFT to TPOT, as the column online above uses them; they are of models and GPUs, so"
+    yield "they can only be measured: python3 -m scripts.simulate table target=DIR drafts=DIR does that for other models.\n"
     yield from markdown(("target / drafter", "data", "target", "drafter"), rows)
