@@ -10,7 +10,6 @@ import pytest
 from eval.dsi import cost_model as rounds
 from eval.dsi.cost_model import DecodingRounds, counted, mean_cost
 from eval.dsi.formulas import dsi_rate, si_rate
-from tests.checkpoints import refused
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DECODINGS: dict[str, DecodingRounds] = {

@@ -22,7 +22,7 @@ from eval.dsi.paper import output_tokens
 
 Case = Mapping[str, Any]
 Problems = List[str]  # a line for each value of a case that does not agree
-Results = Dict[str, Any]  # by the names of expected values
+ComputedValues = Dict[str, Any]  # by the names of expected values
 REMEDY = "name a JSON file of reference cases, such as tests/golden/dsi/cases.json"
 TOLERANCE = 1e-9  # relative tolerance of a case without rel_tol
 
@@ -116,7 +116,7 @@ def half_unit(value: float) -> float:
 
 # --- quantities -------------------------------------------------------------------------------------------------------
 
-def computed(case: Case) -> Results:
+def computed(case: Case) -> ComputedValues:
     """Return all results for a case. Raise LookupError, TypeError or ValueError if it is invalid."""
     if "params" in case:
         return counted_costs(case, **case["params"])
@@ -128,7 +128,7 @@ def computed(case: Case) -> Results:
     return function(**case["inputs"])
 
 
-def counted_costs(case: Case, c: float, k: int, S: int, failure_cost: float, a: float = 0) -> Results:
+def counted_costs(case: Case, c: float, k: int, S: int, failure_cost: float, a: float = 0) -> ComputedValues:
     """Return the costs by a number of accepted drafts for each window; without draws none is accepted, or all (a = 1).
     """
     if a not in (0, 1):
@@ -143,7 +143,7 @@ def counted_costs(case: Case, c: float, k: int, S: int, failure_cost: float, a: 
     return {"nonsi_cost": S * failure_cost, "si": si, "dsi": dsi, "ideal_dsi_cost": ideal_dsi["cost"]}
 
 
-def lookahead(target_latency: float, drafter_latency: float, SP: int) -> Results:
+def lookahead(target_latency: float, drafter_latency: float, SP: int) -> ComputedValues:
     """Return the smallest lookahead of Eq. 1, the servers that it needs, and the most that any lookahead can use."""
     min_lookahead = formulas.least_lookahead(target_latency, drafter_latency, SP)
     return {"expected": min_lookahead,
@@ -151,7 +151,7 @@ def lookahead(target_latency: float, drafter_latency: float, SP: int) -> Results
             "useful_max_SP": formulas.servers_needed(target_latency, drafter_latency, 1)}
 
 
-def long_run(c: float, a: float, k: int, failure_cost: float = 1.0) -> Results:
+def long_run(c: float, a: float, k: int, failure_cost: float = 1.0) -> ComputedValues:
     """Return the cost per token in the long run."""
     setting = failure_cost, c, a, k
     return {"expected": {
@@ -161,7 +161,7 @@ def long_run(c: float, a: float, k: int, failure_cost: float = 1.0) -> Results:
         "dsi_ideal": formulas.dsi_rate(*setting), "dsi_ideal_without_min": formulas.dsi_rate(*setting, has_bare=False)}}
 
 
-def proposition(t1: float, t2: float, p: float, N: int) -> Results:
+def proposition(t1: float, t2: float, p: float, N: int) -> ComputedValues:
     """Return the bound of Proposition 1 on the mean time of N tokens by DSI with lookahead 1."""
     num_later = N - 1
     bound = t1 * p * num_later + t2 * ((1 - p) * num_later + 1)
@@ -169,7 +169,7 @@ def proposition(t1: float, t2: float, p: float, N: int) -> Results:
 
 
 def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float,
-             N: int) -> Results:
+             N: int) -> ComputedValues:
     """Return the cost of SI by counting forwards (appendix F.3): a round settles one token more than it accepts."""
     num_rounds = N / (mean_accepted + 1)
     si_cost = num_rounds * (target_latency + lookahead * drafter_latency)
@@ -178,19 +178,19 @@ def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean
                          "si": si_cost, "nonsi": plain_cost, "speedup": plain_cost / si_cost}}
 
 
-def visible(a: float, lookahead: int) -> Results:
+def visible(a: float, lookahead: int) -> ComputedValues:
     """Return the share of target forwards that add latency, and the speed-up by model parallelism that equals it."""
     visible_share = formulas.visible_fraction(a, lookahead)
     return {"expected": {"visible_fraction": visible_share, "mp_breakeven": 1 / visible_share}}
 
 
-def perfect(c: float, k: int) -> Results:
+def perfect(c: float, k: int) -> ComputedValues:
     """Return the speed-up of DSI over SI if every draft is accepted: (T + k d) / ((k + 1) d)."""
     rates = long_run(c, 1.0, k)["expected"]
     return {"expected": rates["si"] / rates["dsi_ideal"]}
 
 
-QUANTITIES: dict[str, Callable[..., Results]] = {  # by words that occur in the `quantity` of an analytic case
+QUANTITIES: dict[str, Callable[..., ComputedValues]] = {  # by words that occur in the `quantity` of an analytic case
     "minimal lookahead": lookahead, "long-run cost per token": long_run, "proposition 1": proposition,
     "number of output tokens": lambda **inputs: {"expected": output_tokens(**inputs)},
     "counting forwards": forwards, "fraction of target forwards": visible, "dsi/si speedup with a=1": perfect}

@@ -16,7 +16,7 @@ from launch.progress import ProgressBar
 BINS = 30
 COLUMNS = ("", "exact mean", "per token", "speed-up", "texts: mean", "sd", "iterations")
 TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # colours of the histograms
-Samples = Mapping[str, Array]  # the cost and the iterations of each text, `[2, texts]`, by algorithm
+CostsByAlgorithm = Mapping[str, Array]  # the cost and the iterations of each text, `[2, texts]`, by algorithm
 
 
 def main(config: Offline) -> int:
@@ -56,7 +56,7 @@ def sampled(config: Offline) -> Iterator[Array]:
         yield np.fromiter(run_lengths, int, config.S)
 
 
-def draw(samples_by_name: Samples, config: Offline) -> None:
+def draw(samples_by_name: CostsByAlgorithm, config: Offline) -> None:
     """Draw histograms of costs and of iterations by SI and DSI into a file. Raise ValueError if it cannot be written.
     """
     from eval.plots import new_figure  # slow to import

@@ -35,7 +35,7 @@ predicted  mean over the repeats +- its standard error, if only forwards take ti
 published  exact mean in the accounting of the published online simulator, with enough servers
 plain/it   predicted time of plain decoding divided by that of the method
 forwards   of the target per token, aborted ones included"""
-Samples = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the forwards of each text, by method
+TicksByMethod = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the forwards of each text, by method
 
 
 def main(config: Online) -> int:
@@ -116,7 +116,7 @@ def published(config: Online, method: str) -> float:
     return online_mean(times, config.a, config.k, num_servers, config.S, max_run)
 
 
-def table(config: Online, samples: Samples) -> str:
+def table(config: Online, samples: TicksByMethod) -> str:
     """Return a table with one line for each method."""
     rows = []
     plain_ticks = np.mean(samples[PLAIN], 0)[0]
