@@ -19,10 +19,12 @@ TYPED = {"stages": "0+2+2", "methods": "ar", "sets": "qa", "temperatures": "0",
          "device": "cpu", "prompt_ids": "1,2", "tp": "2,1", "questions": "9", "pipeline_type": "tp"}
 
 
+FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s"}  # of a board
+
+
 def judged(own, other):
     """What rank 0 says of a board with another configuration, once that went over the wire."""
-    facts = {"host": "b", "address": "10.0.0.1", "code": "c",
-             "world": 2, "split": "s", "interface": "e", "port": 1}
+    facts = {**FACTS, "interface": "e", "port": 1}
     found = {rank: json.loads(clean(f"facts/{rank}",
                                     json.dumps({**facts, "settings": settings(of)}).encode()))
             for rank, of in enumerate((own, other))}
@@ -82,8 +84,7 @@ def test_another_command_is_reported():
 
 
 def test_boards_that_took_another_type_of_numbers_are_reported_though_they_typed_the_same():
-    facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s"}
-    found = {rank: {**facts, "settings": settings(RunConfig(), dtype=dtype)}
+    found = {rank: {**FACTS, "settings": settings(RunConfig(), dtype=dtype)}
             for rank, dtype in enumerate(("float16", "float32"))}
     assert "dtype=float32, but rank 0 with float16: type the same keys on all boards, and dtype= too" in judge_facts(
         found, BOARD_VARIABLE)

@@ -9,7 +9,7 @@ from shutil import copytree
 import pytest
 
 from config.cli import flat, parse, parts
-from config.keys import allowed_values
+from config.keys import allowed_values, raw_values
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
@@ -43,7 +43,7 @@ def run(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("eval.command.report", lambda folder, screen: f"{folder}/report.md")
 
     def run(results, *more):
-        given = {word.partition("=")[0] for word in more}
+        given = raw_values(more)
         usual = ("methods=naive,ar", "sets=mt_bench,chatbot", "temperatures=0,1", "seed=5", "max_new_tokens=6")
         whole = () if "base_dir" in given else (f"model_dir={saved / '0+2+2'}",)
         fixed = (*whole, f"data={data}", "template=none", "link=threads",
@@ -52,6 +52,16 @@ def run(saved, tmp_path, monkeypatch):
                                      *(word for word in usual if word.partition("=")[0] not in given)])
 
     return run
+
+
+@pytest.fixture
+def answers_of(run, tmp_path):
+    """The answers by file of evaluations that are complete; all are in one folder."""
+    def evaluate_and_read(*words):
+        assert run("a", *words) == 0
+        return lines(tmp_path / "a")
+
+    return evaluate_and_read
 
 
 def lines(folder):
@@ -69,9 +79,8 @@ def timeless(folder):
     return found
 
 
-def test_every_method_answers_every_question_at_every_temperature_by_turns(run, tmp_path, capsys):
-    assert run("a") == 0
-    files = lines(tmp_path / "a")
+def test_every_method_answers_every_question_at_every_temperature_by_turns(answers_of, tmp_path, capsys):
+    files = answers_of()
     assert list(files) == [f"answers/{method}/{name}-t{t}.jsonl" for method in ("ar", "naive")
                            for name in ("chatbot", "mt_bench") for t in (0, 1)]
     answers = sorted((line for file in files.values() for line in file),
@@ -89,10 +98,9 @@ def test_every_method_answers_every_question_at_every_temperature_by_turns(run, 
     assert "100 %" in shown.err
 
 
-def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(run, saved, tmp_path):
-    assert run("a", "repeats=2", "sets=mt_bench") == 0
+def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(answers_of, saved):
     text = Text(saved / "base")
-    for file in lines(tmp_path / "a").values():
+    for file in answers_of("repeats=2", "sets=mt_bench").values():
         assert [(line["repeat"], line["seed"]) for line in file] == [(0, 5), (1, 6)]
         for line in file:
             [choice] = line["choices"]
@@ -117,9 +125,8 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             assert line["first_difference"] is None and line["emulated"] is False and line["profile"] == "none"
 
 
-def test_every_field_of_an_answer_stands_in_the_documentation(run, tmp_path):
-    assert run("a", *BRIEF, "questions=1") == 0
-    ([line],) = lines(tmp_path / "a").values()
+def test_every_field_of_an_answer_stands_in_the_documentation(answers_of):
+    ([line],) = answers_of(*BRIEF, "questions=1").values()
     table = project_text("docs/evaluation.md").partition("| field |")[2]
     fields = {*line, *line["choices"][0]} - {"choices", "index"}
     assert [name for name in fields if f"`{name}`" not in table and f"`choices[0].{name}`" not in table] == []
@@ -154,18 +161,15 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp
     assert {"cpu", "cores"} <= set(env["machine"])
 
 
-def test_more_methods_sets_questions_temperatures_and_repeats_may_be_asked_for_later(run, tmp_path):
-    assert run("a", *BRIEF, "questions=1") == 0
-    before = lines(tmp_path / "a")
-    assert run("a", "repeats=2") == 0
-    after = lines(tmp_path / "a")
+def test_more_methods_sets_questions_temperatures_and_repeats_may_be_asked_for_later(answers_of):
+    before = answers_of(*BRIEF, "questions=1")
+    after = answers_of("repeats=2")
     assert sum(map(len, after.values())) == 24
     assert after["answers/ar/chatbot-t0.jsonl"][0] == before["answers/ar/chatbot-t0.jsonl"][0]
 
 
-def test_results_of_another_configuration_are_refused_in_one_sentence(run, tmp_path, sentence_of, capsys):
-    assert run("a", *BRIEF) == 0
-    before = lines(tmp_path / "a")
+def test_results_of_another_configuration_are_refused_in_one_sentence(run, answers_of, tmp_path, sentence_of, capsys):
+    before = answers_of(*BRIEF)
     capsys.readouterr()
     assert sentence_of(run, "a", "max_new_tokens=5") == (
         f"flowspec: {tmp_path / 'a'} holds answers with max_new_tokens=6, not 5: choose another results=, or give "
@@ -225,11 +229,10 @@ def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_
     assert margin < 0, "the target sides with the method here, since what ar is said to have written is wrong"
 
 
-def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, saved, tmp_path):
+def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(answers_of, saved, tmp_path):
     head, model = f"eagle:{saved / 'head'}", f"model:{saved / 'base'}"
     asked = ("sets=chatbot", "temperatures=1", "questions=1", f"drafts={head},eagle,{model},none")
-    assert run("a", "methods=naive,ar,continuous", *asked) == 0
-    answers = [line for file in lines(tmp_path / "a").values() for line in file]
+    answers = [line for file in answers_of("methods=naive,ar,continuous", *asked).values() for line in file]
     drafts = (head, "eagle", model, "none")
     assert {(line["method"], line["draft"]) for line in answers} == {
         ("ar", "none"), *((method, draft) for method in ("naive", "continuous") for draft in drafts)}
@@ -238,8 +241,8 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
     means = {line["draft"]: line["accepted_length"] for line in answers if line["method"] == "naive"}
     assert means[head] == means["eagle"] and means[model] > means["eagle"], "the model is the target itself"
     assert means["none"] == [1.0]
-    assert run("a", "methods=naive,ar,continuous", *asked[:3], "drafts=eagle") == 0, "all of it is there"
-    assert sum(map(len, lines(tmp_path / "a").values())) == 9
+    same_answers = answers_of("methods=naive,ar,continuous", *asked[:3], "drafts=eagle")
+    assert sum(map(len, same_answers.values())) == 9, "all of it is there"
     tally = load_json_lines(next((tmp_path / "a").glob("tally/*/rank_0.jsonl")))
     for line in answers:
         flight = tally[line["requests"][0]]["flight"]
@@ -278,17 +281,16 @@ def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(save
         assert len(pipeline.drafts) == 3
 
 
-def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, sentence_of):
-    sentence = sentence_of(run, "a", "max_length=20")
-    assert "question 7 of mt_bench needs up to 22 tokens before its last answer, but the context has 20" in sentence
+def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, error_of):
+    printed = error_of(run, "a", "max_length=20")
+    assert "question 7 of mt_bench needs up to 22 tokens before its last answer, but the context has 20" in printed
     assert lines(tmp_path / "a") == {}
 
 
-def test_every_method_is_evaluated_and_writes_the_text_of_plain_decoding(run, saved, tmp_path):
+def test_every_method_is_evaluated_and_writes_the_text_of_plain_decoding(answers_of, saved):
     model = f"base_dir={saved / 'base'}", f"eagle_dir={saved / 'head'}", f"ssm={saved / 'base'}", "stages=0+2+2"
     asked = f"methods={','.join(METHODS)}", "sets=chatbot", "questions=1", "temperatures=1"
-    assert run("a", *asked, *model, "max_new_tokens=4") == 0
-    written = lines(tmp_path / "a")
+    written = answers_of(*asked, *model, "max_new_tokens=4")
     assert [*written] == sorted(f"answers/{method}/chatbot-t1.jsonl" for method in METHODS)
     assert {line["same_as_ar"] for (line,) in written.values()} == {None, True}
 

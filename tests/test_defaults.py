@@ -60,7 +60,6 @@ def no_network(monkeypatch):
     monkeypatch.setattr("launch.words.fetch", lambda folder: None)
 
 
-@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, chosen_keys", [
     (["toy"], ("continuous", "eagle")), (["smollm2", "stages=4"], ("continuous", "eagle+suffix")),
     (["toy", "profile=wifi"], ("streaming", "eagle+suffix")), (["toy", "hosts=x"], ("streaming", "eagle+suffix")),
@@ -68,7 +67,8 @@ def no_network(monkeypatch):
                                                                  ("streaming", "eagle")),
     (["toy", "profile=wifi", "pipeline_type=continuous"], ("continuous", "eagle")),
     (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
-def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(words, chosen_keys, monkeypatch):
+def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(
+        words, chosen_keys, monkeypatch, no_network):
     monkeypatch.setattr("launch.words.words_of_preset", lambda preset, root, raw: [])
     run = parse(settled(words))
     assert (run.pipeline_type, run.draft) == chosen_keys
@@ -77,21 +77,19 @@ def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(w
         assert (served.pipeline_type, served.draft) == chosen_keys
 
 
-@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, expected", [
     (["smollm2"], "1"), (["base_dir=x", "template=none"], "1"), (["toy"], "0+2+2+2+2"), (["smollm2", "stages=3"], "3"),
     (["smollm2", "profile=wifi"], "0+7+7+8+8"), (["smollm2", "hosts=x"], "0+7+7+8+8")])
-def test_on_one_machine_a_single_stage_is_the_default(words, expected):
+def test_on_one_machine_a_single_stage_is_the_default(words, expected, no_network):
     assert parse(settled(words)).stages == expected
 
 
-@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("words, kernel, expected", [
     (["smollm2"], "native", "threads"), (["smollm2", "stages=1"], "native", "threads"),
     (["smollm2"], "torch", "sockets"), (["smollm2", "stages=2"], "native", "sockets"),
     (["smollm2", "link=sockets"], "native", "sockets"), (["smollm2", "stages=1", "profile=wifi"], "native", "sockets"),
     (["smollm2", "stages=1", "hosts=x"], "native", "sockets")])
-def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch):
+def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch, no_network):
     monkeypatch.setattr("launch.words._kernel", lambda typed_kernel: {"kernel": (kernel, "")})
     assert parse(settled(words)).link == expected
     assert parse(settled(words, EvalConfig), kind=EvalConfig).run.link == "sockets"

@@ -12,7 +12,7 @@ import pytest
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap import COLUMNS, MAPS, Bests, best, grid, legal, speed_up, summary, table
+from eval.dsi.heatmap import COLUMNS, MAPS, best, grid, legal, speed_up, summary, table
 from eval.dsi.keys import Heatmap
 from tests.sources import project_text
 
@@ -32,13 +32,13 @@ def test_a_fixed_lookahead_is_that_of_every_cell():
 
 
 @pytest.fixture(scope="module")
-def original() -> Bests:
+def original():
     """The paper's grid in the accounting of the simulator that was published with it."""
     return best(Heatmap(grid="paper", accounting="original"))
 
 
 @pytest.fixture(scope="module")
-def corrected() -> Bests:
+def corrected():
     return best(PAPER)
 
 

@@ -17,9 +17,10 @@ from pipeline.link import Peers
 from tests.checkpoints import refused
 from tests.saved import boards_of, run_program, token_ids
 from tests.test_hosts import ASK, ends, meet_here, reference, said, starting
-from tests.test_push import SSH
+from tests.test_push import SSH, save_program
 
 HERE = "127.0.0.1"
+GREETED = GREETING.pack(MARK, 7, DATA, 0)  # by rank 0 in membership 7
 SECRET = b"what travels between boards"
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl here")
 
@@ -75,14 +76,14 @@ def test_a_board_of_the_cluster_is_let_in_and_no_other(clusters):
             with BoardDoor(HERE, keys, 7) as stranger, stranger.reach(door.name) as way:
                 way.settimeout(20)
                 try:
-                    way.sendall(GREETING.pack(MARK, 7, DATA, 0))
+                    way.sendall(GREETED)
                     assert way.recv(1) != b"f"  # an alert of TLS, or the end
                 except OSError:
                     pass
         made.accept(door)
         assert made.missing == {(DATA, 0), (CONTROL, 0)}
         with BoardDoor(HERE, same, 7) as friend, friend.reach(door.name) as way:
-            way.sendall(GREETING.pack(MARK, 7, DATA, 0))
+            way.sendall(GREETED)
             while (DATA, 0) in made.missing:
                 made.accept(door)
             way.sendall(SECRET)
@@ -120,7 +121,7 @@ def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
     heard = []
     with door_of(own) as (door, made), spied(door.name, heard) as place, BoardDoor(HERE, same, 7) as friend:
         with friend.reach(place) as way:
-            way.sendall(GREETING.pack(MARK, 7, DATA, 0) + SECRET)
+            way.sendall(GREETED + SECRET)
             while (DATA, 0) in made.missing:
                 made.accept(door)
             assert made.wires[DATA].incoming[0].recv(100) == SECRET
@@ -221,8 +222,7 @@ def test_keys_that_are_not_whole_or_not_secret_are_refused(clusters, tmp_path):
 
 
 def test_keys_come_to_their_boards_and_stay_as_they_are(tmp_path):
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
+    save_program(tmp_path / "ssh", SSH)
     for name in ("b0", "b1"):
         (tmp_path / name).mkdir()
     (tmp_path / "hosts").write_text("b0\nb1 folder=it's\n")

@@ -37,7 +37,7 @@ FOREIGN_PATH = re.compile(r"(?<![\w.}/-])/(home/|root/|work\b)")
 Rule = Callable[[Source], Iterator[str]]
 
 
-def imports(source: Source) -> Iterator[str]:
+def imports(source):
     """The modules that a file names, with the names taken from a package as modules of it."""
     for node in source.nodes:
         if isinstance(node, ast.Import):
@@ -47,7 +47,7 @@ def imports(source: Source) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def programs(source: Source) -> Iterator[str]:
+def programs(source):
     """The modules that a file names in strings, as the programs that it starts; a Command may name itself."""
     own_names = {id(node.args[0]) for node in source.nodes
                  if isinstance(node, ast.Call) and ast.unparse(node.func) == "Command" and node.args}
@@ -56,7 +56,7 @@ def programs(source: Source) -> Iterator[str]:
             yield from MODULE_NAME.findall(node.value)
 
 
-def climbs(source: Source) -> Iterator[str]:
+def climbs(source):
     """Imports of a floor that is not below the file's own; the commands and the toy's recipe may share theirs."""
     if source.floor is None and source.parts[0] != "tests":
         yield f"is in no room of a floor: name its folder in {Path(__file__).name}"
@@ -76,7 +76,7 @@ def climbs(source: Source) -> Iterator[str]:
             yield f"starts {name}, which is not on a lower floor"
 
 
-def distributes(source: Source) -> Iterator[str]:
+def distributes(source):
     if source.floor == 1 and any(name.startswith("torch.distributed") for name in imports(source)):
         yield "imports torch.distributed: model knows one device"
     for node in source.nodes if source.floor == 1 else ():
@@ -84,13 +84,13 @@ def distributes(source: Source) -> Iterator[str]:
             yield f"line {node.lineno} uses torch.distributed: model knows one device"
 
 
-def uses_tensors(source: Source) -> Iterator[str]:
+def uses_tensors(source):
     if source.path == "model/tree.py":
         yield from (f"imports {name}: the tree knows no tensors" for name in imports(source)
                     if name.split(".")[0] in ("torch", "numpy"))
 
 
-def asks_much(source: Source) -> Iterator[str]:
+def asks_much(source):
     for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             a = node.args
@@ -100,11 +100,11 @@ def asks_much(source: Source) -> Iterator[str]:
                 yield f"{node.name} has {count} arguments, more than {ARGUMENTS}"
 
 
-def is_vague(source: Source) -> Iterator[str]:
+def is_vague(source):
     yield from (f"is called {part}: name what it is" for part in source.parts if VAGUE & set(part.split("_")))
 
 
-def asks_for_a_role(source: Source) -> Iterator[str]:
+def asks_for_a_role(source):
     if source.path == "launch/run.py" or source.parts[0] in NOT_SOURCE:
         return  # toy's recipe trains data-parallel: its ranks have no roles in a pipeline
     for node in source.nodes:
@@ -118,12 +118,12 @@ def asks_for_a_role(source: Source) -> Iterator[str]:
             yield f"line {node.lineno} asks for a role: {ast.unparse(node)}"
 
 
-def names_a_machine(source: Source) -> Iterator[str]:
+def names_a_machine(source):
     yield from (f"line {number} names a path of one machine: {line.strip()[:60]}"
                 for number, line in enumerate(source.text.splitlines(), 1) if FOREIGN_PATH.search(line))
 
 
-def is_quaint(source: Source) -> Iterator[str]:
+def is_quaint(source):
     if source.path.endswith((".py", ".sh")) and not source.path.startswith(OTHER_TEXTS):
         patterns = [QUAINT] if source.parts[0] == "tests" else [QUAINT, RIDDLES]
         for found in chain.from_iterable(each.finditer(source.text.replace("_", " ")) for each in patterns):
@@ -150,7 +150,7 @@ def lines(source: Source) -> Counter[int]:
     return Counter(token.start[0] for token in code if token.start[0] == token.end[0])
 
 
-def says_much(source: Source) -> Iterator[str]:
+def says_much(source):
     worst = sorted(statements(source), key=lambda statement: -statement[1])
     yield from (f"line {line} begins a statement of {count} tokens" for line, count in worst if count > STATEMENT)
 
@@ -162,7 +162,7 @@ def dense(files: Iterable[Source]) -> tuple[float, list[str]]:
     return len(many) / max(1, len(counts)), [f"{place} has {count} tokens" for count, place in many[:10]]
 
 
-def is_dense(source: Source) -> Iterator[str]:
+def is_dense(source):
     share, worst = dense([source])
     if share > DENSE:
         yield f"has {share:.1%} lines of more than {LINE} tokens: {', '.join(worst)}"

@@ -10,7 +10,7 @@ from eval.dsi.cost_model import mean_cost
 NAMES = ["non-SI", "SI", "DSI"]
 
 
-def rows(shown: str) -> dict[str, list[str]]:
+def rows(shown):
     """The cells of each algorithm: exact mean, per token, speed-up, then mean, sd and iterations of the texts."""
     return {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.split(" ")[0] in NAMES}
 

@@ -16,14 +16,14 @@ FAST = ["S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]
 
 
-def rows(shown: str) -> dict:
+def rows(shown):
     """The cells of each method's line."""
     return {line.split()[0]: line[8:].replace(" +- ", "+-").split()
             for line in shown.splitlines()
             if line.startswith(("non-SI", "SI ", "DSI "))}
 
 
-def ticks(config: Online, method: str) -> int:
+def ticks(config, method):
     """What the first text takes."""
     return decode(method, plan_of(config, 0), next(texts_of(config))).ticks
 

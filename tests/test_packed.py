@@ -30,7 +30,7 @@ def words(codes, bits):
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).int()
 
 
-def gptq(name, weight, bits, shuffled):
+def gptq(weight, bits, shuffled):
     outputs, inputs = weight.shape
     groups = inputs // GROUP
     codes = torch.randint(2 ** bits, (outputs, inputs))
@@ -39,39 +39,37 @@ def gptq(name, weight, bits, shuffled):
     group = torch.arange(inputs) // GROUP
     if shuffled:
         group = group[torch.randperm(inputs)]
-    base = name[:-len("weight")]
-    made = {f"{base}qweight": words(codes, bits).T, f"{base}qzeros": words(zeros.T - 1, bits),
-            f"{base}scales": scales.T, f"{base}g_idx": group.int()}
+    made = {"qweight": words(codes, bits).T, "qzeros": words(zeros.T - 1, bits),
+            "scales": scales.T, "g_idx": group.int()}
     off = codes - zeros[:, group]
     return made, (off * scales.float()[:, group]).half()
 
 
-def awq(name, weight):
+def awq(weight):
     outputs, inputs = weight.shape
-    shape, base = (inputs // GROUP, outputs), name[:-len("weight")]
+    shape = inputs // GROUP, outputs
     codes, zeros = torch.randint(16, (inputs, outputs)), torch.randint(16, shape)
     scales = torch.rand(shape).half()
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     eights = [x.unflatten(1, (-1, 8))[..., order]
               for x in (codes, zeros)]
     packed = [words(x.flatten(1), 4) for x in eights]
-    made = {f"{base}qweight": packed[0], f"{base}qzeros": packed[1], f"{base}scales": scales}
+    made = {"qweight": packed[0], "qzeros": packed[1], "scales": scales}
     wide = [x.repeat_interleave(GROUP, 0) for x in (zeros, scales.float())]
     return made, ((codes - wide[0]) * wide[1]).T.half()
 
 
-def compressed(name, weight):
+def compressed(weight):
     outputs, inputs = weight.shape
     codes = torch.randint(16, (outputs, inputs))
     scales = torch.rand(outputs, inputs // GROUP).bfloat16()
-    base = name[:-len("weight")]
-    made = {f"{base}weight_packed": words(codes, 4), f"{base}weight_scale": scales,
-            f"{base}weight_shape": torch.tensor(weight.shape)}
+    made = {"weight_packed": words(codes, 4), "weight_scale": scales,
+            "weight_shape": torch.tensor(weight.shape)}
     wide = scales.float().repeat_interleave(GROUP, 1)
     return made, ((codes - 8) * wide).bfloat16()
 
 
-def bytes_of(name, weight, dtype, shape, block=None):
+def bytes_of(weight, dtype, shape, block=None):
     codes = weight.clamp(-100, 100).mul(8).round().to(dtype)
     scale = torch.rand(shape or (1,)).bfloat16()
     blocks = shape or (1, 1)
@@ -79,8 +77,8 @@ def bytes_of(name, weight, dtype, shape, block=None):
     spread = scale.float().view(blocks).repeat_interleave(tall, 0)
     spread = spread.repeat_interleave(wide, 1)
     spread = spread[:weight.shape[0], :weight.shape[1]]
-    beside = f"{name}_scale_inv" if shape and shape[1] > 1 else f"{name}_scale"
-    return {name: codes, beside: scale}, (codes.float() * spread).bfloat16()
+    scale_name = "weight_scale_inv" if shape and shape[1] > 1 else "weight_scale"
+    return {"weight": codes, scale_name: scale}, (codes.float() * spread).bfloat16()
 
 
 def blocks_of(weight):
@@ -90,17 +88,17 @@ def blocks_of(weight):
 
 FORMS = {
     "gptq": ({"quant_method": "gptq", "bits": 4},
-             lambda name, x: gptq(name, x, 4, False)),
+             lambda x: gptq(x, 4, False)),
     "gptq by activations, 8 bits": ({"quant_method": "gptq", "bits": 8, "desc_act": True},
-                                    lambda name, x: gptq(name, x, 8, True)),
+                                    lambda x: gptq(x, 8, True)),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
     "compressed-tensors, int4": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, compressed),
     "compressed-tensors, int8": ({"quant_method": "compressed-tensors", "format": "int-quantized"},
-                                 lambda name, x: bytes_of(name, x, torch.int8, (len(x), 1))),
+                                 lambda x: bytes_of(x, torch.int8, (len(x), 1))),
     "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
-                                lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, None)),
+                                lambda x: bytes_of(x, torch.float8_e4m3fn, None)),
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [24, 16]},
-                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x), (24, 16))),
+                      lambda x: bytes_of(x, torch.float8_e4m3fn, blocks_of(x), (24, 16))),
 }
 
 
@@ -110,8 +108,8 @@ def packed(plain, folder, form):
     tensors = load_file(plain.base / "model.safetensors")
     meant = dict(tensors)
     for name in [name for name in tensors if name.endswith(LINEAR)]:
-        made, meant[name] = make(name, tensors.pop(name))
-        tensors.update(made)
+        written, meant[name] = make(tensors.pop(name))
+        tensors.update({name.replace("weight", ending): x for ending, x in written.items()})
     extra = {"quantization_config": said}
     for which, content, more in (("packed", tensors, extra), ("meant", meant, {})):
         shutil.copytree(plain.base, folder / which)

@@ -79,10 +79,15 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+def text_in(project, name):
+    """What a page or a table of the repository holds."""
+    return (project / "docs" / name).read_text()
+
+
 def test_a_command_makes_all_its_tables_and_the_index_says_from_which_commit(project):
     assert main(["docs/two.csv"]) == 0
-    assert (project / "docs" / "one.csv").read_text() == (project / "docs" / "two.csv").read_text() == "name\nfirst\n"
-    assert "|---|\n| first |\n" in (project / "docs" / "page.md").read_text()
+    assert text_in(project, "one.csv") == text_in(project, "two.csv") == "name\nfirst\n"
+    assert "|---|\n| first |\n" in text_in(project, "page.md")
 
     one, *others = recorded_runs()
     assert (one.commit, one.processor) == ("01234567", "an abacus") and one.date >= "2026-11-27"
@@ -94,7 +99,7 @@ def test_a_command_makes_all_its_tables_and_the_index_says_from_which_commit(pro
 
 def test_a_table_may_be_what_its_command_prints(project):
     assert main(["docs/printed.md"]) == 0
-    assert (project / "docs" / "printed.md").read_text() == "a  page\n"
+    assert text_in(project, "printed.md") == "a  page\n"
 
 
 def test_a_command_that_fails_is_named_and_what_was_made_before_is_kept(project, capfd):
@@ -102,13 +107,13 @@ def test_a_command_that_fails_is_named_and_what_was_made_before_is_kept(project,
     assert "make.sh wrong DIR has failed" in capfd.readouterr().err
     assert not (project / "docs" / "three.csv").exists()
     assert [run.commit for run in recorded_runs()] == ["01234567", "01234567", "", "0123abc"]
-    assert "| first |" in (project / "docs" / "page.md").read_text()
+    assert "| first |" in text_in(project, "page.md")
 
 
 def test_only_the_pages_are_written_on_request(project):
     (project / "docs" / "one.csv").write_text("name\nother\n")
     assert main(["pages"]) == 0
-    assert "| other |" in (project / "docs" / "page.md").read_text()
+    assert "| other |" in text_in(project, "page.md")
     assert not (project / "results").exists()
 
 

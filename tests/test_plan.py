@@ -12,6 +12,7 @@ import pytest
 
 from cluster.board import read_hosts
 from config.cli import parse
+from config.keys import raw_values
 from config.profiles import PROFILES, Profile, read, touched, write
 from eval.keys import Contender
 from eval.plan import command
@@ -201,7 +202,7 @@ def test_a_plan_has_the_boards_and_the_memory_that_are_described(tmp_path):
     ("profile=jetsn", "choose one of none")])
 def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(words, message, sentence_of):
     typed_words = words.split()
-    typed_keys = {word.partition("=")[0] for word in typed_words}
+    typed_keys = raw_values(typed_words)
     other_words = [word for word in ("profile=jetson-7b", "boards=2", "drafts=suffix")
                    if word.partition("=")[0] not in typed_keys]
     assert message in sentence_of(command.main, ["toy", *other_words, *typed_words])

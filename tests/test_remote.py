@@ -17,7 +17,7 @@ from launch.timing import CONTEXTS, ROWS
 from tests.checkpoints import refused
 from tests.json_files import load_json
 from tests.saved import wait_until
-from tests.test_push import SSH
+from tests.test_push import SSH, save_program
 
 ASKED = {"config": load_json(TOY / "llama" / "config.json"),
          "layers": 2, "dtype": "auto",
@@ -27,8 +27,7 @@ ASKED = {"config": load_json(TOY / "llama" / "config.json"),
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     """A hosts file of rank 0 and two boards; b1 has the program."""
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
+    save_program(tmp_path / "ssh", SSH)
     for name in ("b1", "b2"):
         (tmp_path / name).mkdir()
     (tmp_path / "b1" / "it's").symlink_to(ROOT)

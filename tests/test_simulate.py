@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -138,12 +139,13 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least():
     for c, failure_cost, k in ((0.1, 1.0, 1), (1 / 7, 1.0, 1),
                                (2.5, 37.7, 2), (0.01, 1.0, 3)):
         needed = servers_needed(failure_cost, c, k)
-        Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=needed)
+        simulation = partial(Simulation, c=c, failure_cost=failure_cost)
+        simulation(k=k, num_target_servers=needed)
         for servers in range(1, needed):
             least = least_lookahead(failure_cost, c, servers)
             with refused(f"needs {needed}: ", f" or k={least} or more"):
-                Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
-            Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
+                simulation(k=k, num_target_servers=servers)
+            simulation(k=least, num_target_servers=servers)
             assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers
 
 

@@ -27,12 +27,13 @@ from tests.tiny import TINY, TREE, Oracle, pipeline, write
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
 NEW = 24
 SAMPLER = Sampler(1.0, seed=4)
+WITHOUT_EXPAND = replace(TREE, expand=replace(TREE.init, nodes=0, depth=0))
+NO_IDLE_GROWTH = replace(TREE.idle, nodes=0, depth=0)
 OFF = {
     "score_order": replace(TREE, best_first=False),
-    "expand": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0)),
-    "none_expand": replace(TREE, idle=replace(TREE.idle, nodes=0, depth=0)),
-    "both": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0),
-                    idle=replace(TREE.idle, nodes=0, depth=0)),
+    "expand": WITHOUT_EXPAND,
+    "none_expand": replace(TREE, idle=NO_IDLE_GROWTH),
+    "both": replace(WITHOUT_EXPAND, idle=NO_IDLE_GROWTH),
 }
 
 

@@ -409,7 +409,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(trainings, monkeypatch,
 @pytest.mark.parametrize("dialect", [name for name in heads.DIALECTS if name != "eagle3"])
 def test_a_dialect_is_written_as_it_is_published_and_read_again(trainings, dialect):
     trainings.run("whole", "--epochs", "0.3", "--own-epochs", "0.3", "--passes", "2", "--draft-vocab", "30",
-                         "--dialect", dialect)
+                  "--dialect", dialect)
     written, names = trainings.content("whole"), trainings.tensors("whole").keys()
     first = "midlayer." if dialect == "eagle3.1" else "layers.0."
     assert f"{first}hidden_norm.weight" in names
