@@ -70,6 +70,21 @@ def edited_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     save_file(tensors, folder / "model.safetensors")
 
 
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a file of weights in the format of its name."""
+    save = save_file if path.suffix == ".safetensors" else torch.save
+    save(tensors, path)
+
+
+def save_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor],
+                    name: str = "pytorch_model.bin") -> Path:
+    """A new folder with a config and one file of weights."""
+    folder.mkdir(parents=True)
+    save_json(folder / "config.json", config)
+    save_tensors(tensors, folder / name)
+    return folder
+
+
 def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) -> dict[str, torch.Tensor]:
     """A draft head's file with tensors of several types; its tensors."""
     form = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -77,9 +92,7 @@ def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) ->
     types = cycle([torch.float32, torch.float16, torch.float64, torch.bfloat16])
     tensors = {name: torch.rand(p.shape).to(dtype) for (name, p), dtype in zip(
         EagleHead(LlamaConfig.read(form), bias=True).named_parameters(), types)}
-    folder.mkdir()
-    save_json(folder / "config.json", {**form, **config})
-    torch.save(tensors, folder / "pytorch_model.bin")
+    save_checkpoint(folder, {**form, **config}, tensors)
     return tensors
 
 

@@ -16,9 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
-import torch
-from safetensors.torch import save_file
-
 from cluster.folder import LOCK_FILE
 from config.presets import ROOT
 from launch.run import run
@@ -26,7 +23,7 @@ from launch.split.write import Layout, split
 from model.sample import Sampler
 from model.weights.parts import Part
 from scripts import generate
-from tests.checkpoints import edited_tensors
+from tests.checkpoints import edited_tensors, save_checkpoint
 from tests.json_files import load_json, save_json
 from tests.tiny import CONFIG, TINY, Tiny, weights
 
@@ -61,10 +58,9 @@ def token_ids(output: Path) -> list[int]:
 
 def save_model(folder: Path, tiny: Tiny | None = None) -> None:
     tiny = tiny or Tiny()
-    folder.mkdir(parents=True)
-    save_json(folder / "config.json", {**FORM, "num_hidden_layers": tiny.config.layers})
     tensors = {f"model.{name}": x for name, x in tiny.tensors.items()}
-    save_file({**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, folder / "model.safetensors")
+    save_checkpoint(folder, {**FORM, "num_hidden_layers": tiny.config.layers},
+                    {**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, "model.safetensors")
     save_tokenizer(folder)
 
 
@@ -80,9 +76,7 @@ def save_drafter(base: Path, folder: Path, noise: float) -> None:
 
 def save_head(folder: Path) -> None:
     """As EAGLE publishes its heads."""
-    folder.mkdir(parents=True)
-    save_json(folder / "config.json", {**FORM, "num_hidden_layers": 1})
-    torch.save(weights(Tiny().eagle().network, seed=3), folder / "pytorch_model.bin")
+    save_checkpoint(folder, {**FORM, "num_hidden_layers": 1}, weights(Tiny().eagle().network, seed=3))
 
 
 def save_tokenizer(folder: Path, more: int = 0) -> None:
@@ -139,6 +133,13 @@ def models(folder: Path) -> Path:
 def here(*words: str) -> int:
     """A command with all ranks as threads of this process; its exit code."""
     return run(generate.GENERATE, ["link=threads", "dtype=float64", *words])
+
+
+def answer_of(folder: Path, *words: str) -> Any:
+    """What a command with these words writes into a folder, with all ranks as threads of this process."""
+    output = folder / "answer.json"
+    assert run(generate.GENERATE, [*words, "link=threads", f"output={output}"]) == 0
+    return load_json(output)
 
 
 def wait_until(happened: Callable[[], Any], seconds: float) -> bool:

@@ -1,8 +1,8 @@
 """Weights stay in the blocks of a GGUF file: on the disk, in memory, and in products, which are llama.cpp's numbers."""
 from __future__ import annotations
 
-import json
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -14,10 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from config.run_config import RunConfig
 from launch.build import build_stage
 from launch.memory import PACKED_BYTES, need
-from launch.run import run
 from launch.spec import RankSpec
-from launch.split.gguf import unpack
-from launch.split.write import Layout, check, split
+from launch.split.write import Layout, check
 from model.native.compiler import library
 from model.weights.blocks import BLOCK_TYPES, QUANTIZERS, block_type, coded_weight, plain_shape, quantize, unfold
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
@@ -26,10 +24,10 @@ from model.weights.quant import IN_BLOCKS, LINEAR_WEIGHT
 from model.weights.unfold import Unfolded
 from model.whole import NativeWhole
 from pipeline.trace import OFF
-from scripts import generate
-from tests.checkpoints import same
-from tests.saved import save_model
-from tests.test_gguf import quantized, write
+from tests.checkpoints import same, split_quietly
+from tests.json_files import edited_json
+from tests.saved import answer_of, save_model
+from tests.test_gguf import quantized, unpacked, write
 from train.writer import TextWriter
 
 try:
@@ -39,6 +37,7 @@ except ValueError as error:
 else:
     NO_KERNELS = ""
 
+needs_kernels = pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
 NAMES = [each.name for each in BLOCK_TYPES]
 NUM_OUTPUTS, NUM_INPUTS = 40, 512
 MIXED = (Kind.Q4_0, Kind.Q6_K, Kind.Q8_0, Kind.Q4_K, Kind.Q5_0, Kind.F16, Kind.Q4_1)
@@ -49,6 +48,11 @@ def blocks_of(name: str) -> torch.Tensor:
     num_bytes = next(each.num_bytes for each in BLOCK_TYPES if each.name == name)
     stored = quantized(Kind[name], (NUM_OUTPUTS, NUM_INPUTS), np.random.default_rng(1))
     return torch.from_numpy(stored.view(np.uint8).reshape(NUM_OUTPUTS, -1, num_bytes).copy())
+
+
+def described_in(folder: Path, kinds: tuple[Kind, ...] = (Kind.Q4_1,)) -> Path:
+    """A small model as a GGUF file in a folder, and the folder beside it that says where its tensors are."""
+    return unpacked(write(folder / "model.gguf", kinds=kinds), "described")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +86,7 @@ def test_a_weight_is_quantized_to_the_bytes_of_llama_cpp(name, scale, dtype):
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_were(kind, tmp_path):
     save_model(tmp_path / "base")
-    split(tmp_path / "base", tmp_path / "out", "0+2+2", progress=False, layout=Layout(kind))
+    split_quietly(tmp_path / "base", tmp_path / "out", "0+2+2", layout=Layout(kind))
     source, type_name, num_quantized = Unfolded(tmp_path / "base"), IN_BLOCKS[kind], 0
     for part in check(tmp_path / "out"):
         assert part.quant == kind
@@ -98,7 +102,7 @@ def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_w
 
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 def test_a_gguf_file_that_is_quantized_keeps_its_other_blocks(kind, tmp_path):
-    split(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "out", "0+1+1", progress=False, layout=Layout(kind))
+    split_quietly(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "out", "0+1+1", layout=Layout(kind))
     source = Unfolded(tmp_path / "out" / "whole")
     for part in check(tmp_path / "out"):
         for name in part.weights.names():
@@ -108,13 +112,13 @@ def test_a_gguf_file_that_is_quantized_keeps_its_other_blocks(kind, tmp_path):
                 assert torch.equal(part.weights.read_stored(name), source.read_stored(name)), name
 
 
-@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@needs_kernels
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_that_was_said(kind, tmp_path):
-    folder = unpack(write(tmp_path / "model.gguf", kinds=(Kind.F32,)), tmp_path / "base", progress=False)
+    folder = described_in(tmp_path, (Kind.F32,))
     packed_tensors = []
     for name, layout, quant in (("blocks", Layout(kind), "auto"), ("plain", Layout(), kind)):
-        split(folder, tmp_path / name, "0+2", progress=False, layout=layout)
+        split_quietly(folder, tmp_path / name, "0+2", layout=layout)
         config = RunConfig(quant=quant, kernel="native", dtype="float32", max_length=200)
         spec = RankSpec(config, Part(tmp_path / name / "stage_1"))
         stage = build_stage(spec, OFF)
@@ -128,24 +132,21 @@ def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_
     assert same(*packed_tensors)
 
 
-@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@needs_kernels
 @pytest.mark.parametrize("kernel", ["native", "torch"])
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 @pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
 def test_all_methods_and_stages_write_one_text_with_quantized_weights(kind, kernel, words, tmp_path):
     save_model(tmp_path / "base")
-    output = tmp_path / "answer.json"
 
     def text(method, folder, *others):
-        asked = ("prompt_ids=5,17,40,3,28", f"kernel={kernel}", "dtype=float32", "link=threads", "draft=suffix",
-                 "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}", f"model_dir={folder}",
-                 f"output={output}", *words, *others)
-        assert run(generate.GENERATE, asked) == 0
-        return json.loads(output.read_text())["token_ids"]
+        return answer_of(tmp_path, "prompt_ids=5,17,40,3,28", f"kernel={kernel}", "dtype=float32", "draft=suffix",
+                         "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}", f"model_dir={folder}",
+                         *words, *others)["token_ids"]
 
     for stages in ("0+4", "0+1+1+2"):
-        split(tmp_path / "base", tmp_path / stages, stages, progress=False, layout=Layout(kind))
-    split(tmp_path / "base", tmp_path / "plain", "0+2+2", progress=False)
+        split_quietly(tmp_path / "base", tmp_path / stages, stages, layout=Layout(kind))
+    split_quietly(tmp_path / "base", tmp_path / "plain", "0+2+2")
     expected = text("ar", tmp_path / "0+4")
     assert text("ar", tmp_path / "plain", f"quant={kind}") == expected
     assert kind == "int8" or text("ar", tmp_path / "plain") != expected, "nothing was quantized"
@@ -156,7 +157,7 @@ def test_all_methods_and_stages_write_one_text_with_quantized_weights(kind, kern
 
 # --- products ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@needs_kernels
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("Q4_K", "Q6_K"), ("Q8_0", "Q5_0"), ("Q8_0", "F32")])
 def test_a_product_is_that_of_the_unfolded_weight_with_one_set_of_bits(names):
     from model.native.compiler import levels
@@ -185,47 +186,42 @@ def test_a_product_is_that_of_the_unfolded_weight_with_one_set_of_bits(names):
     assert (expected - exact).norm() < 0.01 * exact.norm()
 
 
-@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@needs_kernels
 @pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
 def test_all_methods_and_stages_write_one_text_with_the_weights_of_a_file(words, tmp_path):
-    file, output = write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "answer.json"
-    folder = unpack(file, tmp_path / "described", progress=False)
+    folder = described_in(tmp_path, MIXED)
 
-    def text(method, stages, *others):
-        asked = ("template=none", "kernel=native", "link=threads",
-                 "draft=suffix", "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}",
-                 f"stages={stages}", f"model_dir={tmp_path / stages}", f"output={output}", *words, *others)
-        assert run(generate.GENERATE, asked) == 0
-        return json.loads(output.read_text())["token_ids"]
+    def text(method, stages):
+        return answer_of(tmp_path, "template=none", "kernel=native", "draft=suffix", "max_new_tokens=24",
+                         "ignore_eos=true", f"pipeline_type={method}", f"stages={stages}",
+                         f"model_dir={tmp_path / stages}", *words)["token_ids"]
 
     for stages in ("0+2", "0+1+1"):
-        split(folder, tmp_path / stages, stages, progress=False)
+        split_quietly(folder, tmp_path / stages, stages)
     expected = text("ar", "0+2")
     for method in ("ar", "continuous", "streaming"):
         assert text(method, "0+1+1") == expected
     assert len(expected) == 24
 
 
-@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@needs_kernels
 def test_the_texts_for_a_training_are_those_of_a_run(tmp_path):
-    folder = unpack(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "described", progress=False)
-    split(folder, tmp_path / "parts", "0+2", progress=False)
-    output = tmp_path / "answer.json"
-    assert run(generate.GENERATE, (
-        "prompt_ids=5,6,7", "kernel=native", "link=threads", "draft=none", "max_new_tokens=24", "ignore_eos=true",
-        f"model_dir={tmp_path / 'parts'}", f"output={output}")) == 0
+    folder = described_in(tmp_path, MIXED)
+    split_quietly(folder, tmp_path / "parts", "0+2")
+    answer = answer_of(tmp_path, "prompt_ids=5,6,7", "kernel=native", "draft=none", "max_new_tokens=24",
+                       "ignore_eos=true", f"model_dir={tmp_path / 'parts'}")
 
     model = NativeWhole(Unfolded(folder))
     other_prompt = [8] * 9  # the two are written together
     texts = list(TextWriter(model, [], 24, 0.0, 0).write([[5, 6, 7], other_prompt]))
-    assert texts[0].ids == json.loads(output.read_text())["token_ids"]
+    assert texts[0].ids == answer["token_ids"]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 def test_a_split_has_the_size_of_the_file_and_nothing_whole_stays(tmp_path):
     file = write(tmp_path / "model.gguf", kinds=MIXED)
-    split(file, tmp_path / "out", "0+1+1", progress=False)
+    split_quietly(file, tmp_path / "out", "0+1+1")
 
     weight_files = [*tmp_path.glob("out/**/*.safetensors")]
     assert sum(path.stat().st_size for path in weight_files) < 1.2 * file.stat().st_size
@@ -235,10 +231,10 @@ def test_a_split_has_the_size_of_the_file_and_nothing_whole_stays(tmp_path):
 
 def test_a_split_holds_the_numbers_of_the_file(tmp_path):
     file = write(tmp_path / "model.gguf", kinds=MIXED)
-    split(file, tmp_path / "out", "0+1+1", progress=False)
+    split_quietly(file, tmp_path / "out", "0+1+1")
     file.rename(tmp_path / "moved.gguf")  # a finished split does not need it
 
-    expected = Unfolded(unpack(tmp_path / "moved.gguf", tmp_path / "plain", progress=False, plain=True))
+    expected = Unfolded(unpacked(tmp_path / "moved.gguf", "plain", plain=True))
     parts = check(tmp_path / "out")
     assert {name for part in parts for name in part.weights.names()} == set(expected.names())
     for part in parts:
@@ -247,9 +243,8 @@ def test_a_split_holds_the_numbers_of_the_file(tmp_path):
 
 
 def test_a_gguf_file_that_is_gone_is_named(tmp_path):
-    file = write(tmp_path / "model.gguf")
-    folder = unpack(file, tmp_path / "described", progress=False)
-    file.unlink()
+    folder = described_in(tmp_path)
+    (tmp_path / "model.gguf").unlink()
     with pytest.raises(ValueError, match="described needs .*model.gguf, which is missing or cut off; copy it there ag"):
         Checkpoint(folder)
 
@@ -258,9 +253,8 @@ def test_a_gguf_file_that_is_gone_is_named(tmp_path):
     ("start", -1), ("start", 1 << 47), ("shape", [4, -4]), ("shape", [1 << 30, 1 << 30]), ("dtype", "I64"),
     ("file", "/dev/zero"), ("file", 3), ("turned", None)])
 def test_a_damaged_list_of_tensors_is_refused(key, value, tmp_path):
-    folder = unpack(write(tmp_path / "model.gguf"), tmp_path / "described", progress=False)
-    listed = json.loads((folder / GGUF_LIST).read_text())
-    next(iter(listed["tensors"].values()))[key] = value
-    (folder / GGUF_LIST).write_text(json.dumps(listed))
+    folder = described_in(tmp_path)
+    with edited_json(folder / GGUF_LIST) as content:
+        next(iter(content["tensors"].values()))[key] = value
     with pytest.raises(ValueError, match="is damaged; delete its folder|is missing or cut off"):
         Checkpoint(folder)

@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from config.run_config import Growth
 from config.schema.fields import CONFIG as CONFIG_FIELDS
@@ -19,7 +18,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from pipeline.answers import Request
-from tests.checkpoints import refused
+from tests.checkpoints import refused, save_checkpoint
 from tests.json_files import load_json, save_json
 from tests.saved import FORM, PROMPT, save_model
 from tests.test_heads import rms
@@ -32,18 +31,15 @@ BASE = {**FORM, "num_hidden_layers": 8}
 
 def publish(folder, change=lambda tensors: None, **more):
     """Write a head to a folder in the published form, and return its tensors."""
-    folder.mkdir()
-    layers = usual_layers(8)
-    ids = [layer - 1 for layer in layers]
+    ids = [layer - 1 for layer in usual_layers(8)]
     said = {**FORM, "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2,
             "num_target_layers": 8, "block_size": 6, "layer_types": ["full_attention"] * 2, "sliding_window": None,
             "use_sliding_window": False, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "dflash_config": {"mask_token_id": 52, "target_layer_ids": ids}, **more}
-    save_json(folder / "config.json", said)
     held = weights(DEEP.block().network, seed=6)
     held.pop("embed_tokens.weight")
     change(held)
-    save_file(held, folder / "model.safetensors")
+    save_checkpoint(folder, said, held, "model.safetensors")
     return held
 
 

@@ -25,7 +25,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part
 from pipeline.answers import Request
 from pipeline.messages import Segment
-from tests.checkpoints import refused
+from tests.checkpoints import refused, save_checkpoint
 from tests.json_files import save_json
 from tests.saved import FORM, PROMPT, save_model
 from tests.tiny import CONFIG, DEEP, HandmadeDraft, admit_text, pipeline, tokens_of, weights, write
@@ -152,11 +152,8 @@ def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, n
         t2d[torch.arange(vocab) + head.shift] = True
         tensors.update(d2t=head.shift, t2d=t2d)
     change(tensors)
-    folder.mkdir(parents=True)
     form = {**FORM, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab}
-    save_json(folder / "config.json", {**form, **config})
-    save_file(tensors, folder / name) if name.endswith("safetensors") else torch.save(tensors, folder / name)
-    return Checkpoint(folder)
+    return Checkpoint(save_checkpoint(folder, {**form, **config}, tensors, name))
 
 
 BASE = {**FORM, "num_hidden_layers": 8}
@@ -227,13 +224,10 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
 
 
 def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
-    folder.mkdir()
-    save_json(folder / "config.json", {**FORM, "num_hidden_layers": 1})
     tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items()
                if bias or name != "fc.bias"}
     change(tensors)
-    torch.save(tensors, folder / "pytorch_model.bin")
-    return Checkpoint(folder)
+    return Checkpoint(save_checkpoint(folder, {**FORM, "num_hidden_layers": 1}, tensors))
 
 
 def test_an_older_head_has_the_bias_that_its_file_holds_and_no_other_name_may_differ(tmp_path):

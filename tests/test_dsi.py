@@ -10,7 +10,7 @@ from launch.split.write import Layout, split
 from tests.checkpoints import refused
 from tests.forked import ranks
 from tests.json_files import load_json
-from tests.saved import ASK, here, reference, token_ids
+from tests.saved import ASK, answer_of, here, reference, token_ids
 from tp.links import Placement
 
 DSI = ("pipeline_type=dsi", *ASK)
@@ -23,9 +23,9 @@ BUNDLED = ("max_new_tokens=24", "seed=3", "temperature=1", "draft=model",
     ("0+4", ["lookahead=1"], "1"), ("0+4", ["replicas=3"], "0"),
     ("0+2+2", ["lookahead=2"], "1")])
 def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, words, temperature):
-    assert here(f"model_dir={saved / stages}", *DSI, *words, f"temperature={temperature}",
-                f"output={tmp_path / 'out.json'}") == 0
-    assert token_ids(tmp_path / "out.json") == reference(float(temperature))
+    answer = answer_of(tmp_path, f"model_dir={saved / stages}", *DSI, *words, f"temperature={temperature}",
+                       "dtype=float64")
+    assert answer["token_ids"] == reference(float(temperature))
 
 
 def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp_path):

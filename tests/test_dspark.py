@@ -1,14 +1,12 @@
 """DSpark heads: read as published, compared with a plain implementation, and their texts with plain decoding."""
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from config.schema.heads import usual_layers
 from model.drafts.dspark import DSparkHead, MarkovDraft
 from model.drafts.head_files import fit_head, load_head
 from model.weights.checkpoint import Checkpoint
-from tests.checkpoints import refused
-from tests.json_files import save_json
+from tests.checkpoints import refused, save_checkpoint
 from tests.saved import FORM, save_model
 from tests.test_dflash import BASE, IDS, grown_tree, plainly, text_features
 from tests.tiny import CONFIG, DEEP, weights
@@ -18,14 +16,12 @@ BLOCK_SIZE, MASK, RANK = 5, 52, 4
 
 def publish(folder, lacks=(), **changes):
     """Write a head to a folder in the published form, and return its tensors."""
-    folder.mkdir()
     layer_ids = [layer - 1 for layer in usual_layers(8)]
     config = {**FORM, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": 2,
               "num_target_layers": 8, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": False,
               "block_size": BLOCK_SIZE, "mask_token_id": MASK, "target_layer_ids": layer_ids, "num_anchors": 512,
               "enable_confidence_head": True, "confidence_head_with_markov": True,
               "markov_rank": RANK, "markov_head_type": "vanilla", **changes}
-    save_json(folder / "config.json", config)
 
     torch.manual_seed(5)
     vocab, hidden = CONFIG.vocab, CONFIG.hidden
@@ -37,7 +33,8 @@ def publish(folder, lacks=(), **changes):
         "confidence_head.proj.weight": torch.randn(1, hidden + RANK), "confidence_head.proj.bias": torch.randn(1)}
     for name in lacks:
         del tensors[name]
-    save_file({name: tensor.float() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    float_tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    save_checkpoint(folder, config, float_tensors, "model.safetensors")
     return {name: tensor.double() for name, tensor in tensors.items()}
 
 

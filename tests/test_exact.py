@@ -57,7 +57,7 @@ def test_a_head_with_inner_features_changes_nothing(strategy, stages, temperatur
     ("streaming", 2, "block"), *zip(SPECULATIVE,
                                     cycle([2, 4, 1]), cycle(["block+eagle3+suffix", "block"]))))
 def test_a_block_that_is_guessed_in_one_pass_changes_nothing(strategy, stages, names, temperature):
-    assert_exact(DEEP, stages, strategy, DEEP.mixture(*names.split("+")), temperature)
+    assert_exact(DEEP, stages, strategy, DEEP.mixture(names), temperature)
 
 
 @pytest.mark.parametrize("strategy, stages, temperature", at_each_temperature(*zip(SPECULATIVE, cycle([1, 4]))))
@@ -75,21 +75,21 @@ def test_no_draft_changes_nothing(strategy):
 
 @pytest.mark.parametrize("names, stages, temperature", at_each_temperature(*zip(MIXTURES, cycle([1, 4]))))
 def test_streaming_writes_the_reference_text_whatever_its_draft_is_mixed_of(names, stages, temperature):
-    draft = TINY.mixture(*names.split("+"))
-    assert_exact(TINY, stages, "streaming", draft, temperature, PROMPT, AGAIN)  # the second asks what the first taught
+    # the second asks what the first taught
+    assert_exact(TINY, stages, "streaming", TINY.mixture(names), temperature, PROMPT, AGAIN)
 
 
 @pytest.mark.parametrize("stages, temperature", [*zip([1, 4, 2], SAMPLERS)])
 def test_streaming_with_inner_features_writes_the_reference_text(stages, temperature):
-    for names in (["eagle3"], ["eagle3", "twin", "suffix"]):
-        assert_exact(DEEP, stages, "streaming", DEEP.mixture(*names), temperature)
+    for names in ("eagle3", "eagle3+twin+suffix"):
+        assert_exact(DEEP, stages, "streaming", DEEP.mixture(names), temperature)
 
 
 @pytest.mark.parametrize("strategy, names, temperature", at_each_temperature(
     *((strategy, names) for row, strategy in enumerate(SPECULATIVE) if strategy != "streaming"
       for names in MIXTURES[1 + row % 4::4])))
 def test_every_other_strategy_writes_the_reference_text_with_a_mixture(strategy, names, temperature):
-    assert_exact(TINY, 3, strategy, TINY.mixture(*names.split("+")), temperature, AGAIN)
+    assert_exact(TINY, 3, strategy, TINY.mixture(names), temperature, AGAIN)
 
 
 @pytest.mark.parametrize("strategy, temperature", [*zip("pruned continuous streaming".split(), SAMPLERS)])

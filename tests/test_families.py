@@ -15,7 +15,6 @@ from config.run_config import RunConfig
 from config.schema.families import FAMILIES
 from config.schema.fields import read_config
 from launch.build import build_lm_head, build_ring, build_stage
-from launch.run import run
 from launch.spec import RankSpec
 from model import attention, llama
 from model import cache as caches
@@ -33,9 +32,9 @@ from pipeline.answers import Request
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
-from scripts import generate
-from tests.checkpoints import refused, same, split_quietly
+from tests.checkpoints import refused, same, save_checkpoint, split_quietly
 from tests.json_files import load_json, save_json
+from tests.saved import answer_of
 from tests.tiny import TREE, Oracle, admit_text, in_threads, ring_of_threads, tokens_of, weights, work, write
 
 VOCAB, NEW, FAR = 61, 20, 131072
@@ -258,19 +257,15 @@ def test_the_parts_hold_every_tensor_once_and_a_tied_head_twice(saved):
 
 
 def generated(tmp_path, *words):
-    asked = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "ignore_eos=true", "dtype=float32",
-             "link=threads", "threads_per_rank=1", "max_length=150", f"output={tmp_path / 'out.json'}")
-    assert run(generate.GENERATE, [*asked, *words]) == 0
-    return load_json(tmp_path / "out.json")
+    return answer_of(tmp_path, "prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "ignore_eos=true",
+                     "dtype=float32", "threads_per_rank=1", "max_length=150", *words)
 
 
 def test_a_qwen2_is_drafted_for_by_its_head_that_has_biases_too(tmp_path):
     saved = Saved("qwen2.5", tmp_path)
     head = EagleHead(sizes_of("qwen2.5"), bias=True)
-    (tmp_path / "head").mkdir()
-    save_json(tmp_path / "head" / "config.json", config_of("qwen2.5", num_hidden_layers=1))
-    save_file({name: x.float() for name, x in weights(head, seed=3).items()},
-              tmp_path / "head" / "model.safetensors")
+    float_tensors = {name: x.float() for name, x in weights(head, seed=3).items()}
+    save_checkpoint(tmp_path / "head", config_of("qwen2.5", num_hidden_layers=1), float_tensors, "model.safetensors")
     split_quietly(saved.base, tmp_path / "with_head", "auto:3", tmp_path / "head")
     assert generated(tmp_path, f"model_dir={tmp_path / 'with_head'}")["token_ids"] == saved.text
 

@@ -14,8 +14,8 @@ from pipeline.strategies import STRATEGIES
 from scripts import generate
 from tests.checkpoints import edited_tensors, split_quietly
 from tests.forked import command
-from tests.json_files import change_json, load_json
-from tests.saved import here
+from tests.json_files import change_json
+from tests.saved import answer_of, here
 from tests.tiny import TINY, pipeline, tokens_of
 
 PROMPT = [6, 21, 44, 3]
@@ -61,8 +61,8 @@ def test_an_answer_says_why_it_ended(strategy):
      "\nflowspec: the answer ends after 17 of max_new_tokens=500, since the context of 20 tokens is full: raise "
      "max_length or shorten the prompt\n")])
 def test_a_full_context_is_reported_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, message):
-    assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words.split()) == 0
-    assert load_json(tmp_path / "out.json")["finish_reason"] == reason
+    answer = answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", "dtype=float64", *ASK, *words.split())
+    assert answer["finish_reason"] == reason
     assert capsys.readouterr().err == message
 
 
@@ -101,6 +101,6 @@ def test_all_ranks_end_when_logits_are_not_finite(overflowing, tmp_path):
 
 def test_a_type_that_has_the_numbers_gives_the_answer(overflowing, tmp_path):
     for model in ("halves", "singles"):
-        assert here(f"model_dir={overflowing / f'{model}-split'}", *ASK, "max_new_tokens=8",
-                    f"output={tmp_path / 'out.json'}") == 0
-        assert load_json(tmp_path / "out.json")["token_ids"] == TINY.text([5, 17, 40], 8, Sampler())
+        answer = answer_of(tmp_path, f"model_dir={overflowing / f'{model}-split'}", *ASK, "max_new_tokens=8",
+                           "dtype=float64")
+        assert answer["token_ids"] == TINY.text([5, 17, 40], 8, Sampler())

@@ -21,9 +21,8 @@ from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
-from tests.checkpoints import refused, tensors_of
-from tests.json_files import save_json
-from tests.saved import PROMPT, here, ranks_of, save_model, token_ids
+from tests.checkpoints import refused, save_checkpoint, tensors_of
+from tests.saved import PROMPT, answer_of, ranks_of, save_model
 from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 53, "rms_norm_eps": 1e-6,
@@ -58,15 +57,11 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
 }
 
 
-def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> Checkpoint:
+def save(folder: Path, third: bool, config: dict) -> Checkpoint:
     """Write a head that fits BASE, with these fields in its config.json."""
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
-    folder.mkdir()
-    save_json(folder / "config.json", {**SIZES, **config})
-    torch.save({rename(name): x
-                for name, x in weights(head, seed=1).items()}, folder / "pytorch_model.bin")
-    return Checkpoint(folder)
+    return Checkpoint(save_checkpoint(folder, {**SIZES, **config}, weights(head, seed=1)))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -207,11 +202,9 @@ def publish(folder: Path, name: str) -> Checkpoint:
         tensors.update(d2t=torch.full((vocab,), shift), t2d=torch.arange(53) >= shift)
     if nests:
         config = {**fields, "transformer_layer_config": {**SIZES, "num_key_value_heads": 2}, "draft_vocab_size": 53}
-    folder.mkdir()
-    save_json(folder / "config.json", config)
-    torch.save(tensors, folder / "pytorch_model.bin")
-    assert read_dialect(Checkpoint(folder).config, 24).inner == tuple(inner)
-    return Checkpoint(folder)
+    source = Checkpoint(save_checkpoint(folder, config, tensors))
+    assert read_dialect(source.config, 24).inner == tuple(inner)
+    return source
 
 
 def rms(x, weight):
@@ -297,19 +290,14 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
     for name, ids in (("near", [1, 4]), ("far", [0, 3, 8])):
         config = {**SIZES, "num_key_value_heads": 2, LAYERS[0]: ids, "aux_layer_ids_are": "inputs"}
         head = Eagle3Head(LlamaConfig.read(config), 32, 53, read_dialect(config, 8))
-        (tmp_path / name).mkdir()
-        save_json(tmp_path / name / "config.json", config)
-        torch.save(weights(head, seed=3), tmp_path / name / "pytorch_model.bin")
+        save_checkpoint(tmp_path / name, config, weights(head, seed=3))
         split(tmp_path / "base", tmp_path / f"to {name}", "0+3+5", tmp_path / name, progress=False)
     parts = ranks_of(tmp_path / "to far")
     assert [part.inner for part in parts] == [(0, 3, 8)] * 3
-    words = ["prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true"]
-    texts = []
-    for method in ("ar", "continuous"):
-        assert here(f"model_dir={tmp_path / 'to far'}", f"pipeline_type={method}",
-                    f"output={tmp_path / method}", *words) == 0
-        texts.append(token_ids(tmp_path / method))
-    assert texts[0] == texts[1]
+    words = (f"model_dir={tmp_path / 'to far'}", "prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true",
+             "dtype=float64")
+    plain, drafted = (answer_of(tmp_path, *words, f"pipeline_type={method}") for method in ("ar", "continuous"))
+    assert plain["token_ids"] == drafted["token_ids"]
     config = RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64")
     spec = RankSpec(config, parts[0], str(tmp_path / "near"))
     with refused("reads layers [1, 4], but the stages of this split pass on [0, 3, 8]: split the model again with"):

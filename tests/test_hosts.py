@@ -29,7 +29,7 @@ from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
 from tests.forked import CONTEXT, write_into
-from tests.saved import ENDLESS, boards_of, here, run_program, token_ids, wait_until
+from tests.saved import ENDLESS, answer_of, boards_of, run_program, token_ids, wait_until
 from tests.test_strangers import FACTS
 from tests.tiny import TINY
 
@@ -367,7 +367,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     with (tmp_path / "hosts").open("a") as hosts:
         hosts.write("127.0.0.4 spare\n127.0.0.1 spare=2\n")
     words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
-    assert here(f"model_dir={saved / '0+2+2'}", *words, f"output={tmp_path / 'alone.json'}") == 0
+    alone = answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", *words, "dtype=float64")["token_ids"]
     common = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
     keyed = make_keys(tmp_path)
     asked = [[*common, *([f"keys={tmp_path / 'keys' / str(number)}"] if keyed else [])] for number in range(5)]
@@ -392,7 +392,6 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
     assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
-    alone = token_ids(tmp_path / "alone.json")
     assert token_ids(tmp_path / "out.json") == alone and len(alone) == 1000
     assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
 

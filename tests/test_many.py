@@ -18,7 +18,7 @@ BEGINNINGS = [[], TEXT[:6], TEXT[:10]]
 SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8),
            "some lost": losing(0.5, seed=8),
            "late": delaying(6, seed=9)}
-DRAFTS = [("eagle",), ("twin", "suffix"), ("drifting", "suffix"), ("suffix",)]
+DRAFTS = ["eagle", "twin+suffix", "drifting+suffix", "suffix"]
 
 
 @lru_cache(None)
@@ -63,7 +63,7 @@ TWO = [((5, 17, 40, 3, 28), 12, 0.0, 0, 1.0, None), ((5, 17, 40, 9, 50, 2), 12, 
     (DEEP, "block", "streaming"), (DEEP, "block", "continuous"),
     (TINY, "other+suffix", "continuous")])
 def test_drafts_that_guess_several_levels_at_once_draft_for_several_requests(model, names, strategy):
-    with pipeline(model, 2, strategy, model.mixture(*names.split("+"))) as decoder:
+    with pipeline(model, 2, strategy, model.mixture(names)) as decoder:
         for number, (answer, given_up) in run(decoder, TWO, 3).items():
             prompt, new, temperature, seed, *_ = TWO[number]
             text = model.text(list(prompt), new, Sampler(temperature, seed=seed))
@@ -104,7 +104,7 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, data, reu
     together = data.draw(st.integers(1, 5))
     with pytest.MonkeyPatch.context() as patch, pipeline(TINY,
                                                          data.draw(st.integers(1, 4)), strategy,
-                                                         TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
+                                                         TINY.mixture(names), wrap=SPOILED[spoil]) as decoder:
         patch.setattr(prefixes, "MIN_SHARED_TOKENS", 1)
         decoder.max_running, decoder.reuses_texts = places, reuses
         for number, (answer, given_up) in run(decoder, requests, together).items():
@@ -137,7 +137,7 @@ def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
 def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(names, monkeypatch):
     monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
     text = TEXT
-    with pipeline(TINY, 3, "streaming", TINY.mixture(*names.split("+")), replace(TREE, plain_seconds=1e-12)) as decoder:
+    with pipeline(TINY, 3, "streaming", TINY.mixture(names), replace(TREE, plain_seconds=1e-12)) as decoder:
         decoder.reuses_texts = True
         for turn in range(3):
             answer = decoder.complete(Request(text, Sampler(), 40))
@@ -150,7 +150,7 @@ def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(
 @pytest.mark.parametrize("strategy, names", [("streaming", "eagle+suffix"), ("serial", "twin"),
                                              ("autoregressive", "suffix")])
 def test_the_next_turn_of_a_conversation_begins_behind_all_that_was_said(strategy, names, spoil):
-    with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+")), wrap=SPOILED[spoil]) as decoder:
+    with pipeline(TINY, 3, strategy, TINY.mixture(names), wrap=SPOILED[spoil]) as decoder:
         decoder.max_running, decoder.reuses_texts = 2, True
         text = [*TEXT]
         for turn in range(3):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from config.schema.fields import CONFIG, GENERATION, ROPE, read_config
 from config.schema.untrusted import read_json, short_repr, stays_inside
@@ -23,7 +23,7 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import check_model, plan_stages
 from split_and_save_models import main
-from tests.checkpoints import refused, same, save_head, save_llama, split_quietly, tensors_of
+from tests.checkpoints import refused, same, save_head, save_llama, save_tensors, split_quietly, tensors_of
 from tests.json_files import change_json, json_values, load_json, save_json
 from tests.test_families import LLAMA3
 
@@ -240,7 +240,7 @@ def test_a_cache_of_links_is_read_and_a_shard_may_stand_in_a_folder_below(models
 def test_a_tensor_whose_name_a_terminal_would_obey_is_refused(model, name):
     tensors = {**load_file(model / "model.safetensors"), "\x1b]0;owned\x07": torch.zeros(1)}
     (model / "model.safetensors").unlink()
-    save_file(tensors, model / name) if name.endswith("safetensors") else torch.save(tensors, model / name)
+    save_tensors(tensors, model / name)
     with refused(r"'\x1b]0;owned\x07'"):
         Checkpoint(model)
 

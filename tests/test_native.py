@@ -6,7 +6,6 @@ CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" ASAN_OPTIONS=
     .venv/bin/python -m pytest -n 0 tests/test_native.py
 """
 import ctypes
-import json
 import os
 import random
 import shutil
@@ -44,7 +43,7 @@ from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized, rounded
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
-from tests.saved import PROMPT
+from tests.saved import PROMPT, answer_of
 from tests.tiny import SPECULATIVE, Oracle, Tiny, pipeline, write
 
 try:
@@ -245,13 +244,9 @@ def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(kind
     (("temperature=0", "quant=int8", "quant_draft=true"), ("ar", "naive", "streaming")),
     (("temperature=1", "profile=server", "time=virtual"), ("ar", "continuous"))], ids=str)
 def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
-    output = tmp_path / "answer.json"
-
     def text(method):
-        asked = ("toy", "kernel=native", "link=threads", "draft=eagle+suffix", "max_new_tokens=20",
-                 "ignore_eos=true", f"pipeline_type={method}", f"output={output}", *words)
-        assert run(generate.GENERATE, asked) == 0
-        return json.loads(output.read_text())["token_ids"]
+        return answer_of(tmp_path, "toy", "kernel=native", "draft=eagle+suffix", "max_new_tokens=20",
+                         "ignore_eos=true", f"pipeline_type={method}", *words)["token_ids"]
 
     wanted, *others = map(text, methods)
     assert others == [wanted] * len(others)

@@ -67,14 +67,14 @@ def test_every_strategy_writes_the_reference_text(strategy, stages, samplers):
     ("eagle3+twin+suffix", SAMPLERS[::3]),
     ("suffix", SAMPLERS[:2])])
 def test_drafts_with_tokens_of_their_own_and_mixtures_change_nothing(strategy, names, samplers):
-    with pipeline(DEEP, 2, strategy, DEEP.mixture(*names.split("+"))) as decoder:
+    with pipeline(DEEP, 2, strategy, DEEP.mixture(names)) as decoder:
         for sampler in samplers:
             assert write(decoder, PROMPTS[2], NEW, sampler) == text(PROMPTS[2], sampler, deep=True)
 
 
 @pytest.mark.parametrize("strategy", ["streaming", "continuous", "pipedec"])
 def test_requests_by_turns_write_what_each_writes_alone(strategy):
-    with pipeline(TINY, 3, strategy, TINY.mixture("twin", "suffix")) as decoder:
+    with pipeline(TINY, 3, strategy, TINY.mixture("twin+suffix")) as decoder:
         wanted = [text(prompt, sampler)[:20] for prompt, sampler in zip(PROMPTS, SAMPLERS)]
         assert by_turns(decoder, PROMPTS, SAMPLERS[:3]) == wanted
 

@@ -67,7 +67,7 @@ def test_any_prune_may_be_lost_or_late_and_the_text_stays(strategy):
     ("streaming", losing(0.5, seed=8)), ("continuous", losing(1.0, seed=8)),
     ("streaming", delaying(6, seed=9))]))])
 def test_mixtures_need_no_prune_either(names, strategy, spoil):
-    with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+")), wrap=spoil) as decoder:
+    with pipeline(TINY, 3, strategy, TINY.mixture(names), wrap=spoil) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLER) == text()
 
 
@@ -90,7 +90,7 @@ def test_requests_follow_one_another_and_may_be_given_up_in_mid_air(strategy):
 
 @pytest.mark.parametrize("names", MIXTURES)
 def test_a_mixture_forgets_a_request_that_is_given_up(names):
-    with pipeline(TINY, 2, "streaming", TINY.mixture(*names.split("+"))) as decoder:
+    with pipeline(TINY, 2, "streaming", TINY.mixture(names)) as decoder:
         for left in (0, 1, 3):
             give_up(decoder, Request(PROMPT, SAMPLER, NEW), left)
             assert write(decoder, PROMPT[left:], 12, SAMPLER) == TINY.text(PROMPT[left:], 12, SAMPLER)

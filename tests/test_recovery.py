@@ -30,7 +30,7 @@ from pipeline.trace import rank_files, read
 from tests import forked
 from tests.checkpoints import refused
 from tests.saved import PROMPT as SHORT_PROMPT
-from tests.saved import here, token_ids, wait_until
+from tests.saved import answer_of, token_ids, wait_until
 from tests.serving import live
 from tests.tiny import TINY, judge
 
@@ -279,15 +279,13 @@ def test_who_has_not_listened_finds_nobody_silent(tmp_path):
 def writing(saved, tmp_path, new, *more):
     """A command while it writes so many tokens, whose ranks a test strikes: its text is what it writes alone."""
     words = ["prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", f"max_new_tokens={new}", "temperature=1",
-             "threads_per_rank=1"]
-    files = [tmp_path / f"{name}.json" for name in ("alone", "struck")]
-    assert here(*words, f"model_dir={saved / '0+4'}", "pipeline_type=ar", f"output={files[0]}") == 0
-    words += [f"model_dir={saved / '0+2+2'}", "dtype=float64", *more, f"output={files[1]}"]
+             "threads_per_rank=1", "dtype=float64"]
+    alone = answer_of(tmp_path, *words, f"model_dir={saved / '0+4'}", "pipeline_type=ar")["token_ids"]
+    words += [f"model_dir={saved / '0+2+2'}", *more, f"output={tmp_path / 'struck.json'}"]
     with forked.command(tmp_path, "scripts.generate", *words) as run:
         yield run
         assert run.end(180) == 0, run.stderr
-    alone, struck_text = map(token_ids, files)
-    assert struck_text == alone and len(alone) == new
+    assert token_ids(tmp_path / "struck.json") == alone and len(alone) == new
     assert "Traceback" not in run.stderr
 
 

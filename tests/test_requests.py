@@ -36,7 +36,7 @@ def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
 def test_requests_with_mixtures_that_run_by_turns_write_what_each_writes_alone(strategy, names):
     tiny = DEEP if "eagle3" in names else TINY
     wanted = [tiny.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
-    with pipeline(tiny, 3, strategy, tiny.mixture(*names.split("+"))) as decoder:
+    with pipeline(tiny, 3, strategy, tiny.mixture(names)) as decoder:
         assert by_turns(decoder) == wanted
 
 

@@ -6,7 +6,7 @@ import pytest
 from model.text import Text
 from tests.forked import ranks
 from tests.json_files import load_json, save_json_lines
-from tests.saved import ASK, FAST, NEW, PROMPT, SPLITS, command, here, reference, token_ids
+from tests.saved import ASK, FAST, NEW, PROMPT, SPLITS, answer_of, command, here, reference
 
 KEYS = """prompt text token_ids prompt_tokens new_tokens prefill_seconds decode_seconds ttft_seconds tokens_per_second
     misses tokens_per_miss mean_accepted_length acceptance_by_position config""".split()
@@ -16,9 +16,8 @@ KEYS = """prompt text token_ids prompt_tokens new_tokens prefill_seconds decode_
     *zip("ar serial naive pruned continuous pipedec".split(),
          cycle(SPLITS[:3]), cycle("0011"))])
 def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_path, method, stages, temperature):
-    assert here(f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
-                f"output={tmp_path / 'out.json'}", *ASK, *FAST) == 0
-    assert token_ids(tmp_path / "out.json") == reference(float(temperature))
+    words = f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}", "dtype=float64"
+    assert answer_of(tmp_path, *words, *ASK, *FAST)["token_ids"] == reference(float(temperature))
 
 
 def typed(saved, folder, stages, method, temperature):
@@ -89,9 +88,8 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
     saves, save = [], generate.save
     monkeypatch.setattr(generate, "save",
                         lambda path, data: (saves.append(len(data)), save(path, data)))
-    assert here(f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}", "template=none",
-                "temperature=1", "max_new_tokens=5", "ignore_eos=true", f"output={tmp_path / 'out.json'}") == 0
-    got = load_json(tmp_path / "out.json")
+    got = answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}",
+                    "template=none", "temperature=1", "max_new_tokens=5", "ignore_eos=true", "dtype=float64")
     assert saves == [1, 2, 3] and "100 %" in capsys.readouterr().err
     asked = [(r["question_id"], r["turn"], r["prompt"]) for r in got]
     assert asked == [(7, 0, "who?"), (7, 1, "why?"), (8, 0, "where?")]
@@ -102,9 +100,8 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
 
 def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_context(saved, tmp_path):
     def answer(*words):
-        assert here(f"model_dir={saved / '0+2+2'}", "prompt=abc", "template=none", "temperature=1",
-                    f"output={tmp_path / 'out.json'}", *words) == 0
-        return load_json(tmp_path / "out.json")
+        return answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", "prompt=abc", "template=none", "temperature=1",
+                         "dtype=float64", *words)
 
     long = ("max_new_tokens=60", "ignore_eos=true")
     free = answer(*long, "seed=2")

@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from config.cli import parse
 from config.run_config import RunConfig
 from config.serve_config import ServeConfig, is_loopback
-from launch.ask import GENERATE
-from launch.run import run
 from launch.split.write import split
 from model.grammar import Guide
 from scripts.serve import build, keyed, main
@@ -31,8 +29,8 @@ from serve.engine import Health
 from serve.fields import HARMLESS, REFUSED
 from serve.protocol import Chat, Refused, read_body
 from tests.forked import command
-from tests.json_files import change_json, json_values, load_json
-from tests.saved import wait_until
+from tests.json_files import change_json, json_values
+from tests.saved import answer_of, wait_until
 from tests.serving import QUESTION, Live, alive, live, read_all, refusal, text_of, user_says
 
 CHAT = {"messages": user_says("x")}
@@ -54,10 +52,7 @@ def text(tmp_path_factory):
 
 
 def text_of_run_pipe(folder, *words):
-    output = folder / "answer.json"
-    usual_words = "link=threads", "threads_per_rank=1", f"prompt={QUESTION}", f"output={output}"
-    assert run(GENERATE, [*usual_words, *words]) == 0
-    return load_json(output)["text"]
+    return answer_of(folder, "threads_per_rank=1", f"prompt={QUESTION}", *words)["text"]
 
 
 def idle(server: Live) -> bool:

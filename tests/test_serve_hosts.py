@@ -12,8 +12,7 @@ import pytest
 
 from launch.pipeline import Pipeline
 from scripts.serve import build, main
-from tests.json_files import load_json
-from tests.saved import boards_of, here, wait_until
+from tests.saved import answer_of, boards_of, wait_until
 from tests.serving import live
 from tests.test_hosts import ends, meet_here, said, starting
 
@@ -44,10 +43,8 @@ def boards(place, keys):
 @pytest.fixture(scope="module")
 def text(saved, tmp_path_factory):
     """What run_pipe.sh answers with the options of SAMPLED."""
-    output = tmp_path_factory.mktemp("pipe") / "answer.json"
-    asked = ("prompt=tell me more", "temperature=0.8", "seed=5", "max_new_tokens=24", f"output={output}")
-    assert here(f"model_dir={saved / '0+2+2'}", *UNENDED, *asked) == 0
-    return load_json(output)["text"]
+    return answer_of(tmp_path_factory.mktemp("pipe"), f"model_dir={saved / '0+2+2'}", *UNENDED, "prompt=tell me more",
+                     "temperature=0.8", "seed=5", "max_new_tokens=24", "dtype=float64")["text"]
 
 
 @pytest.fixture

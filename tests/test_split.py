@@ -22,7 +22,16 @@ from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
 from split_and_save_models import main, next_command, parse
-from tests.checkpoints import edited_tensors, refused, same, save_head, save_llama, split_quietly, tensors_of
+from tests.checkpoints import (
+    edited_tensors,
+    refused,
+    same,
+    save_head,
+    save_llama,
+    save_tensors,
+    split_quietly,
+    tensors_of,
+)
 from tests.forked import CONTEXT
 from tests.json_files import save_json
 from tests.saved import ranks_of
@@ -177,10 +186,7 @@ def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
     whole = Slice(LlamaConfig.read(sizes), 0, 3).state_dict()
     model = {f"model.{name}": torch.full(x.shape, 1.0) for name, x in whole.items()}
     model["lm_head.weight"] = torch.full((1024, 1024), 1.0)
-    if kind == ".bin":
-        torch.save(model, tmp_path / "pytorch_model.bin")
-    else:
-        save_file(model, tmp_path / "model.safetensors")
+    save_tensors(model, tmp_path / ("pytorch_model.bin" if kind == ".bin" else "model.safetensors"))
     process = CONTEXT.Process(target=split_alone, args=[tmp_path, kind])
     process.start()
     process.join()

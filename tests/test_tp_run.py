@@ -11,7 +11,7 @@ from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused, tensors_of
 from tests.forked import ranks
-from tests.saved import ASK, ENDLESS, FAST, here, ranks_of, reference, split_shared, token_ids, wait_until
+from tests.saved import ASK, ENDLESS, FAST, answer_of, here, ranks_of, reference, split_shared, token_ids, wait_until
 from tests.tiny import TINY
 from tp.links import ForwardingLink, Placement
 
@@ -37,9 +37,8 @@ def saved(saved):
     ("2x2", "1", "pipeline_type=pipedec"), ("2x2", "0", "pipeline_type=ar stages=0+2+2"),
 ])
 def test_ranks_that_share_layers_write_the_reference_text(saved, tmp_path, form, words, temperature):
-    words_here = f"model_dir={saved / form}", f"temperature={temperature}", f"output={tmp_path / 'out.json'}"
-    assert here(*words_here, *words.split(), *WORDS) == 0
-    assert token_ids(tmp_path / "out.json") == reference(float(temperature))
+    usual_words = f"model_dir={saved / form}", f"temperature={temperature}", "dtype=float64", *WORDS
+    assert answer_of(tmp_path, *usual_words, *words.split())["token_ids"] == reference(float(temperature))
 
 
 def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path):

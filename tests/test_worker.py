@@ -13,23 +13,13 @@ from cluster.board import WORKER_VARIABLE
 from config.cli import parse
 from config.presets import ROOT
 from eval.bench.places import make_keys
-from launch.run import run
-from scripts import generate
 from tests.checkpoints import refused
-from tests.saved import token_ids, wait_until
+from tests.saved import answer_of, token_ids, wait_until
 from tests.test_hosts import ASK, ends, meet_here, own, reference, start
 
 __all__ = ["own", "start"]  # fixtures
 OTHER_ASK = ("prompt_ids=9,2", "max_new_tokens=7", "temperature=0", "ignore_eos=true", "dtype=float32",
              "pipeline_type=naive", "draft=suffix")
-
-
-def text_of(words, saved, tmp_path) -> list[int]:
-    """The tokens of a run on this machine alone."""
-    output = tmp_path / "alone.json"
-    alone_words = [f"model_dir={saved / '0+2+2'}", *words, f"output={output}", "link=threads"]
-    assert run(generate.GENERATE, alone_words) == 0
-    return token_ids(output)
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def test_workers_take_part_in_one_run_after_the_other(workers, start, saved, tmp
         output = tmp_path / f"answer{number}.json"
         root = start(0, rendezvous_words[0], rendezvous_words[1], "wait=60", *words, f"output={output}")
         assert ends([root]) == [0], (tmp_path / "err0").read_text()
-        assert token_ids(output) == text_of(words, saved, tmp_path)
+        assert token_ids(output) == answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", *words)["token_ids"]
 
     for rank, worker in enumerate(started, 1):
         log = tmp_path / f"worker{rank}"

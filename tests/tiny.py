@@ -139,19 +139,19 @@ class Tiny:
             network.source, network.number = f"ssm{number + 1}", number
         return Mixture(networks)
 
-    def mixture(self, *names: str) -> Mixture:
-        """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
+    def mixture(self, names: str) -> Mixture:
+        """A draft out of sources with `+` between them: those above, `drifting` (a head that drifts) and `suffix`."""
         makers: dict[str, Callable[[], Network]] = {
             "eagle": self.eagle, "eagle3": self.eagle3, "block": self.block, "drifting": self.eagle,
             "twin": partial(self.twin, 0.02),
             "other": self.other}
-        networks = []
-        for name in names:
+        networks, sources = [], names.split("+")
+        for name in sources:
             if name != "suffix":
                 network = makers[name]()
                 network.drifts = name == "drifting"
                 networks.append(network)
-        return Mixture(networks, Suffix() if "suffix" in names else None)
+        return Mixture(networks, Suffix() if "suffix" in sources else None)
 
     def new_cache(self, capacity: int = 64, layers: int | None = None) -> TreeCache:
         """An empty cache for so many layers, or for all."""
