@@ -11,7 +11,7 @@ from model import slots as slot_memory
 from model.attention import PLAIN, AttentionForm, from_int8, to_int8
 from model.tree import TokenTree, verify
 from tests.checkpoints import refused
-from tests.tiny import TINY, add_anywhere, judge
+from tests.tiny import TINY, add_anywhere, admit_text, judge
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -184,7 +184,7 @@ def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
 def test_a_full_cache_says_what_to_do():
     cache = TINY.new_cache(4, layers=1)
     with refused("raise max_length"):
-        cache.admit(list(range(5)), [0, 0, 1, 2, 3], 5)
+        admit_text(cache, 5)
 
 
 def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_the_memory():

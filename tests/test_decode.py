@@ -14,30 +14,35 @@ from tests.checkpoints import refused
 from tests.tiny import TINY, TREE, Oracle, pipeline, tokens_of
 
 PROMPT = [6, 21, 44, 3]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 def text():
     return TINY.text(PROMPT, 60, Sampler(1.0, seed=2))
 
 
-def answers(strategy, **wishes):
-    """The answer and the pieces in which it came, with guesses that settle many tokens at once."""
-    with pipeline(TINY, 2, strategy, Oracle(PROMPT + text())) as decoder:
+def written(strategy, stages=2, **wishes):
+    """An answer and the sizes of the pieces in which it came, with guesses that settle many tokens at once."""
+    with pipeline(TINY, stages, strategy, Oracle(PROMPT + text())) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
         pieces = list(stream)
         assert not any(stage.caches for stage in decoder.stages)
     assert tokens_of(pieces) == answer.token_ids
-    return answer
+    return answer, [*map(len, pieces)]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def answers(strategy, **wishes):
+    return written(strategy, **wishes)[0]
+
+
+@every_strategy
 def test_nothing_comes_after_an_end_token(strategy):
     end = text()[25]
     got = answers(strategy, max_new_tokens=60, end=frozenset([end])).token_ids
     assert got == text()[:text().index(end) + 1]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@every_strategy
 def test_nothing_comes_after_the_token_that_completes_a_stop(strategy):
     seen = []
 
@@ -49,12 +54,12 @@ def test_nothing_comes_after_the_token_that_completes_a_stop(strategy):
 
 
 @pytest.mark.parametrize("new", [1, 2, 31])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@every_strategy
 def test_there_are_never_more_tokens_than_wished(strategy, new):
     assert answers(strategy, max_new_tokens=new).token_ids == text()[:new]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@every_strategy
 def test_the_context_ends_an_answer_too(strategy):
     long = TINY.text(PROMPT, 1, Sampler()) * 193  # with the prompt three tokens short of the context of 200
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
@@ -80,9 +85,7 @@ def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
 
 @pytest.mark.parametrize("strategy", ["serial", "naive"])
 def test_accepted_lengths_are_those_of_each_tree_behind_the_prefill(strategy):
-    with pipeline(TINY, 2, strategy, Oracle(PROMPT + text())) as decoder:
-        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
-        _, *pieces = map(len, stream)
+    answer, (_, *pieces) = written(strategy, max_new_tokens=20)
     assert answer.accepted_lengths == pieces and len(pieces) == answer.misses
     rates = answer.acceptance_by_position
     assert rates == sorted(rates, reverse=True)
@@ -108,9 +111,7 @@ def test_each_segment_that_comes_back_with_rows_is_a_verification(strategy, monk
         judge(target)
 
     monkeypatch.setattr(RequestTarget, "_judge", counted)
-    with pipeline(TINY, 3, strategy, Oracle(PROMPT + text())) as decoder:
-        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
-        first, *_ = map(len, stream)
+    answer, (first, *_) = written(strategy, 3, max_new_tokens=20)
     assert len(answer.accepted_lengths) == len(judged) - 1  # without the prefill's
     assert sum(answer.accepted_lengths) == 20 - first
     assert answer.mean_accepted_length == (20 - first) / (len(judged) - 1)

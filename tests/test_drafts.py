@@ -13,7 +13,6 @@ from config.drafts import DRAFTS
 from config.run_config import Growth
 from config.schema.heads import read_dialect, usual_layers
 from launch import drafts
-from launch.split.write import split
 from model.drafts.eagle import Eagle
 from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import Eagle3Head
@@ -25,7 +24,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part
 from pipeline.answers import Request
 from pipeline.messages import Segment
-from tests.checkpoints import refused, save_checkpoint
+from tests.checkpoints import refused, save_checkpoint, split_quietly
 from tests.json_files import save_json
 from tests.saved import FORM, PROMPT, save_model
 from tests.tiny import CONFIG, DEEP, HandmadeDraft, admit_text, pipeline, tokens_of, weights, write
@@ -260,7 +259,7 @@ def folder(tmp_path_factory):
         save_json(folder / name / "config.json", {**BASE, **config})
     save_eagle3(folder / "eagle3")
     for name in ("base", "tied"):
-        split(folder / name, folder / f"{name}-split", "0+3+2+3", folder / "eagle3", progress=False)
+        split_quietly(folder / name, folder / f"{name}-split", "0+3+2+3", folder / "eagle3")
     return folder
 
 

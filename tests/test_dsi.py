@@ -6,11 +6,10 @@ import pytest
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.prepare import open_part, prepare
-from launch.split.write import Layout, split
 from tests.checkpoints import refused
 from tests.forked import ranks
 from tests.json_files import load_json
-from tests.saved import ASK, answer_of, here, reference, token_ids
+from tests.saved import ASK, answer_of, here, reference, split_shared, token_ids
 from tp.links import Placement
 
 DSI = ("pipeline_type=dsi", *ASK)
@@ -59,8 +58,7 @@ def test_a_split_for_other_replicas_is_refused(saved, capsys, words, message):
 
 
 def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, sentence_of):
-    split(saved / "base", tmp_path / "tp", "", None,
-          progress=False, layout=Layout(shares=(1.0, 1.0)))
+    split_shared(saved, tmp_path / "tp")
     sentence = sentence_of(here, f"model_dir={tmp_path / 'tp'}", *DSI)
     assert "there is nothing to copy: split the model again into another folder, with --stages 1" in sentence
 

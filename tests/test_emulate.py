@@ -26,7 +26,7 @@ from sim.devices import Lane, SlowLink, SlowPasses, SlowSlice
 from sim.wires import size
 from tests.checkpoints import refused
 from tests.test_prunes import PROMPT
-from tests.tiny import CONFIG, TINY, pipeline, write
+from tests.tiny import CONFIG, TINY, admit_text, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8,
                 row=1, free=2, token=0.5, level=2, verdict=4,
@@ -101,10 +101,9 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     trace = Trace(str(tmp_path), 0, clock)
     pace = Pace(QUICK, clock, trace)
     cache = TINY.new_cache()
-    cache.admit([0, 1, 2], [0, 0, 1], text=3)
+    positions = admit_text(cache, 3)
     with trace.span("forward"):
-        SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]),
-                                         torch.arange(3), cache, {})
+        SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]), positions, cache, {})
     after = 5.0 + QUICK.stage(1.0, 3, 2)
     assert clock.now() == pytest.approx(after)
     passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)

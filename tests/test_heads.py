@@ -12,7 +12,6 @@ from config.run_config import RunConfig
 from config.schema.heads import LAYERS, head_problems, read_dialect
 from launch.drafts import build_draft
 from launch.spec import RankSpec
-from launch.split.write import split
 from model.drafts.draft import NoDraft
 from model.drafts.eagle import Eagle, Fit
 from model.drafts.head_files import fit_head, load_head
@@ -21,9 +20,9 @@ from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
-from tests.checkpoints import refused, save_checkpoint, tensors_of
+from tests.checkpoints import refused, save_checkpoint, split_quietly, tensors_of
 from tests.saved import PROMPT, answer_of, ranks_of, save_model
-from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
+from tests.tiny import CAPACITY, DEEP, admit_text, pipeline, random_tensor, weights, write
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 53, "rms_norm_eps": 1e-6,
          "hidden_act": "silu", "max_position_embeddings": 256, "num_hidden_layers": 1, "model_type": "llama"}
@@ -267,11 +266,9 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
     head = load_head(source, BASE, None, torch.float64, "cpu")
     assert head.inner == tuple(inner_layers)
     tokens = torch.tensor(PROMPT[:6])
-    generator = torch.Generator().manual_seed(1)
-    inner = torch.randn(4, 32 * len(inner_layers), dtype=torch.float64, generator=generator)
+    inner = random_tensor(1, 4, 32 * len(inner_layers))
     cache = head.config.cache(head.config.layers, 8, head.fc.weight)
-    cache.admit([0, 1, 2, 3], [0, 0, 1, 2], 4)
-    made = [head(tokens[:4], inner, torch.arange(4), cache)]
+    made = [head(tokens[:4], inner, admit_text(cache, 4), cache)]
     for node in (4, 5):
         cache.admit([node], [node - 1], 0)
         position = torch.tensor([node])
@@ -291,7 +288,7 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
         config = {**SIZES, "num_key_value_heads": 2, LAYERS[0]: ids, "aux_layer_ids_are": "inputs"}
         head = Eagle3Head(LlamaConfig.read(config), 32, 53, read_dialect(config, 8))
         save_checkpoint(tmp_path / name, config, weights(head, seed=3))
-        split(tmp_path / "base", tmp_path / f"to {name}", "0+3+5", tmp_path / name, progress=False)
+        split_quietly(tmp_path / "base", tmp_path / f"to {name}", "0+3+5", tmp_path / name)
     parts = ranks_of(tmp_path / "to far")
     assert [part.inner for part in parts] == [(0, 3, 8)] * 3
     words = (f"model_dir={tmp_path / 'to far'}", "prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true",

@@ -25,9 +25,9 @@ from cluster.store import StoreClient
 from config.presets import ROOT
 from eval.bench.places import make_keys
 from launch.run import run
-from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
+from tests.checkpoints import split_quietly
 from tests.forked import CONTEXT, write_into
 from tests.saved import ENDLESS, answer_of, boards_of, run_program, token_ids, wait_until
 from tests.test_strangers import FACTS
@@ -292,7 +292,7 @@ def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopb
 
 
 def other_split(saved, tmp_path):
-    split(saved / "base", tmp_path / "other", "0+2+2", progress=False)
+    split_quietly(saved / "base", tmp_path / "other", "0+2+2")
     return [f"model_dir={tmp_path / 'other'}"]
 
 

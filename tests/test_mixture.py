@@ -22,6 +22,7 @@ from tests.tiny import digits
 VOCAB = 7
 PROMPT = [3, 1, 4]
 LIMIT = 64  # of a text and of the paths below
+with_four_seeds = pytest.mark.parametrize("seed", range(4))
 
 
 class Table(TreeDraft):
@@ -155,7 +156,7 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
                and tree.nodes[node].score >= growth.least_score for node in tree.live)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@with_four_seeds
 def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_stand(seed):
     table = Table(seed)
     tree = TokenTree(PROMPT, LIMIT)
@@ -174,7 +175,7 @@ def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_
 
 
 @pytest.mark.parametrize("growth", [anywhere(12), anywhere(30, 4)])
-@pytest.mark.parametrize("seed", range(4))
+@with_four_seeds
 def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed, growth):
     table, tree = Table(seed), TokenTree(PROMPT, LIMIT)
     draft = Mixture([table])
@@ -203,7 +204,7 @@ def written(draft, table, tree, growth, sampler=Sampler()):
         verify(tree)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@with_four_seeds
 def test_nothing_is_read_twice_unless_a_network_restarts(seed):
     table, sampler = Table(seed), Sampler(1.0, seed=seed)
     draft, restarts, last = Mixture([table]), 0, table.seen

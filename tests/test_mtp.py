@@ -6,14 +6,13 @@ import torch
 from safetensors.torch import load_file
 
 from config.schema.fields import read_config
-from launch.split.write import split
 from model.drafts.eagle import Eagle
 from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import MtpHead
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED
 from model.weights.unfold import Unfolded
-from tests.checkpoints import edited_tensors, refused
+from tests.checkpoints import edited_tensors, refused, split_quietly
 from tests.json_files import change_json
 from tests.saved import PROMPT, ranks_of, save_tokenizer
 from tests.tiny import admit_text
@@ -123,7 +122,7 @@ def test_it_drafts_out_of_the_split_without_a_folder_or_out_of_its_own(saved, tm
 
 def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path):
     folder, *_ = saved
-    split(folder / "base", tmp_path / "parts", "0+2+2", progress=False)
+    split_quietly(folder / "base", tmp_path / "parts", "0+2+2")
     parts = ranks_of(tmp_path / "parts")
     assert parts[0].eagle and not parts[1].eagle
     assert EMBED in parts[0].weights.names()

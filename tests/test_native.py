@@ -44,7 +44,7 @@ from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
 from tests.saved import PROMPT, answer_of
-from tests.tiny import SPECULATIVE, Oracle, Tiny, pipeline, write
+from tests.tiny import SPECULATIVE, Oracle, Tiny, admit_text, pipeline, write
 
 try:
     library()
@@ -66,6 +66,7 @@ FAMILY = {
 }
 WHOLE_GROUPS = {"hidden": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 160}  # for weights in blocks
 KINDS = ("none", *QUANTIZERS)
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
 CLOSE = {"none": 1e-5, "Q8_0": 0.03, "Q4_1": 0.03}  # relative error of what the layers add; activations have 8 bits
 LEVELS = {level.name: level for level in levels()}
 
@@ -138,7 +139,7 @@ def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(fam
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_a_row_has_the_same_bits_beside_any_number_of_others(kind, level):
     model = Model("llama", kind, level=LEVELS[level])
     prompt = chain(TEXT[:21])
@@ -178,8 +179,7 @@ def test_the_layers_compute_what_torch_computes_in_float64(family, kind):
     exact = Slice(sizes, 0, sizes.layers)
     fill(exact, unfolded(family, kind), torch.float64, "cpu")
     cache = sizes.cache(sizes.layers, 256, torch.empty(0, dtype=torch.float64), sizes.windows)
-    cache.admit(range(LENGTH), [max(i - 1, 0) for i in range(LENGTH)], LENGTH)
-    wanted = exact(torch.tensor(TEXT), torch.arange(LENGTH), cache)
+    wanted = exact(torch.tensor(TEXT), admit_text(cache, LENGTH), cache)
     made = Model(family, kind).read(chain(TEXT), LENGTH)
     assert (made - wanted).norm() < CLOSE[kind] * wanted.norm()
 
@@ -225,7 +225,7 @@ TINIES = {kind: NativeTiny(kind) for kind in KINDS}
 SAMPLERS = [Sampler(), Sampler(1.0, seed=4)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 @pytest.mark.parametrize("strategy, stages", [*zip(["autoregressive", *SPECULATIVE], cycle([4, 1, 2])),
                                               ("autoregressive", 1), ("continuous", 2), ("streaming", 4)])
 def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(kind, strategy, stages):
@@ -257,9 +257,16 @@ def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
 def rows_of(model, **change):
     """The rows of a sound segment of two, with other values."""
     cache = model.new_cache()
-    cache.admit([0, 1, 2], [0, 0, 1], 3)
+    admit_text(cache, 3)
     [rows] = cache.admitted()
     return rows._replace(**change)
+
+
+def assert_refused(model, rows):
+    """Three rows that a cache has admitted are an error."""
+    model.cache.admitted = lambda: [rows]
+    with pytest.raises(IndexError, match="the rows do not fit their caches"):
+        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
 
 
 C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment"
@@ -294,18 +301,14 @@ def test_structures_and_constants_are_those_of_the_c_compiler(tmp_path):
     {"sees": np.full((3, 3), False)}], ids=range(10))
 def test_rows_that_do_not_fit_their_cache_are_refused(change):
     model = Model("llama")
-    model.cache.admitted = lambda: [rows_of(model, **change)]
-    with pytest.raises(IndexError, match="the rows do not fit their caches"):
-        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
+    assert_refused(model, rows_of(model, **change))
 
 
 def test_a_cache_of_fewer_layers_is_refused():
     model = Model("llama")
-    [rows] = [rows_of(model)]
+    rows = rows_of(model)
     held = [x[:1] for x in rows.slots[0].tensors]
-    model.cache.admitted = lambda: [AdmittedRows(rows.settled, rows.sees, [HeldSlots(held)])]
-    with pytest.raises(IndexError, match="the rows do not fit their caches"):
-        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
+    assert_refused(model, AdmittedRows(rows.settled, rows.sees, [HeldSlots(held)]))
 
 
 @pytest.mark.parametrize("x, positions", [
@@ -315,7 +318,7 @@ def test_hidden_states_that_do_not_fit_the_layers_are_refused(x, positions):
     sizes = replace(SIZES, layers=4)
     tensors = random_weights(Slice(sizes, 1, 3))
     body, cache = NativeSlice(Slice(sizes, 1, 3), tensors, 1), sizes.cache(2, 256, torch.empty(0))
-    cache.admit([0, 1, 2], [0, 0, 1], 3)
+    admit_text(cache, 3)
     with pytest.raises(IndexError):
         body(x, torch.tensor(positions), cache)
 
@@ -326,10 +329,10 @@ def test_an_error_between_two_layers_is_passed_on_and_a_dead_segment_given_up():
     def fails():
         raise RuntimeError("a prune that cannot be read")
 
-    model.cache.admit([0], [0], 1)
+    row = torch.tensor([1]), admit_text(model.cache, 1), model.cache, None
     with pytest.raises(RuntimeError, match="a prune that cannot be read"):
-        model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, fails)
-    assert model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, lambda: False) is None
+        model.body(*row, fails)
+    assert model.body(*row, lambda: False) is None
 
 
 def test_ctrl_c_during_a_computation_is_raised_after_it():
@@ -366,8 +369,7 @@ def test_inner_features_are_the_inputs_of_layers():
     wanted = dict(inputs)
     for body, found in ((whole, wanted), (model.body, inputs)):
         cache = model.new_cache()
-        cache.admit(range(LENGTH), [max(i - 1, 0) for i in range(LENGTH)], LENGTH)
-        body(torch.tensor(TEXT), torch.arange(LENGTH), cache, found)
+        body(torch.tensor(TEXT), admit_text(cache, LENGTH), cache, found)
     assert torch.equal(inputs[0], wanted[0])
     assert all((inputs[i] - wanted[i]).norm() < CLOSE["none"] * wanted[i].norm() for i in (1, 2))
 
@@ -490,7 +492,7 @@ def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, caps
 # --- linear layers outside of a stage ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_a_linear_layer_gives_a_row_the_same_bits_beside_any_number_of_others(kind, level):
     linear = torch.nn.Linear(96, 70)
     generator = torch.Generator().manual_seed(1)

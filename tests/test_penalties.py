@@ -18,7 +18,7 @@ from pipeline.strategies import STRATEGIES
 from tests.checkpoints import refused
 from tests.test_requests import PROMPTS, by_turns
 from tests.test_specinfer import SHAPED
-from tests.tiny import CONFIG, DEEP, TINY, Oracle, pipeline, write
+from tests.tiny import CONFIG, DEEP, TINY, Oracle, pipeline, random_tensor, write
 
 NEW = 20
 PENALTIES = [Penalties(((7, 2.5), (31, -100.0)), 1.3, 0.4, 0.7),
@@ -115,8 +115,7 @@ def test_a_draft_that_knows_the_penalties_guesses_better():
 def test_min_p_equals_the_processor_of_transformers():
     from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
-    logits = torch.randn(6, 40,
-                         generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    logits = random_tensor(1, 6, 40) * 2
     theirs = LogitsProcessorList([TemperatureLogitsWarper(0.8), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)])
     torch.testing.assert_close(warp(logits, 0.8, 0, 0.9, 0.1),
                                theirs(None, logits.clone()))
@@ -128,7 +127,7 @@ def test_the_repetition_penalty_equals_that_of_transformers():
     tree = TokenTree([3, 7, 9], 10)
     tree.settle(7)
     guess = tree.add(tree.tip, 5, -0.1)
-    logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits = random_tensor(1, 2, 20)
     ours = PathLaw(Penalties(repetition=1.7), 3).shaped(tree, [tree.tip, guess], logits)
     theirs = RepetitionPenaltyLogitsProcessor(1.7)
     for row, path in enumerate(([3, 7, 9, 7],

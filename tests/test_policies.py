@@ -13,9 +13,10 @@ from config.trees import STATIC_SHAPE, Growth, by_policy, expanded
 from launch.pipeline import Pipeline
 from launch.probe import _pass_seconds
 from model.drafts.mixture import Mixture
-from model.drafts.network import TreeDraft, at_once
+from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
+from tests import test_mixture
 from tests.saved import PROMPT
 from tests.tiny import CONFIG, SPECULATIVE, TINY, TREE, pipeline, random_tensor, write
 
@@ -72,20 +73,13 @@ def expansion(sizes):
 
 def grown(draft, growth, sampler=Sampler()):
     """Return the tree that a draft grows, without sending anything."""
-    tree = TokenTree(TEXT, 100)
     draft.begin(sampler)
-    while at_once(draft.grow(tree, growth)):
-        pass
-    return tree
+    return test_mixture.grown(draft, TokenTree(TEXT, 100), growth)
 
 
 def path(tree, node):
     """Return the tokens of the guesses from the tip to a node."""
-    tokens = []
-    while node != tree.tip:
-        tokens.append(tree.nodes[node].token)
-        node = tree.nodes[node].parent
-    return tuple(reversed(tokens))
+    return tuple(test_mixture.path(tree, node)[len(TEXT):])
 
 
 def paths(tree):

@@ -289,24 +289,18 @@ def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatc
     started = []
     there = threading.Event()
 
-    class Loading:
-        health, error = Health("loading"), None
-        stop = staticmethod(lambda: None)
+    def load():
+        with private_folder() as folder:
+            ranks = processes.start_ranks(["tests.rank", "deaf", "deaf"], folder, 2, range(2))
+            started.append(ranks)
+            there.set()
+            while not ranks.all_ended:
+                time.sleep(0.01)
 
-        @staticmethod
-        def run():
-            with private_folder() as folder:
-                ranks = processes.start_ranks(["tests.rank", "deaf", "deaf"], folder, 2, range(2))
-                started.append(ranks)
-                there.set()
-                while not ranks.all_ended:
-                    time.sleep(0.01)
-
-    class Interrupted:
-        bound_sockets = staticmethod(list)
-        run = staticmethod(lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
-
-    assert running.run(Loading(), Interrupted()) == 130
+    loading = SimpleNamespace(health=Health("loading"), error=None, run=load, stop=lambda: None)
+    interrupted = SimpleNamespace(
+        bound_sockets=list, run=lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
+    assert running.run(loading, interrupted) == 130
     assert started[0].ended() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert capfd.readouterr().err.strip() == "flowspec: stopped"
 

@@ -21,7 +21,7 @@ FAR = (str(10**30), str(-10**30))
 
 
 def refusal(option: Option, text: str) -> str:
-    with pytest.raises(ValueError) as error:
+    with refused() as error:
         if option.name in EvalConfig.UNSUPPORTED:
             parse(["profile=wifi", f"{option.name}={text}"])
         parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], kind=EvalConfig)
@@ -79,9 +79,8 @@ def test_numbers_are_read_as_people_write_them():
     ("wires=,-0.5 profile=wifi", "and milliseconds from 0 to 60000"),
 ])
 def test_lists_of_numbers_are_read_by_the_same_rule(words, said):
-    with pytest.raises(ValueError) as error:
+    with refused(said):
         parse(words.split(" "))
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("words, said", [
@@ -90,9 +89,8 @@ def test_lists_of_numbers_are_read_by_the_same_rule(words, said):
     ("temperatures=1,1.0", "names something twice"),
     ("seed=18446744073709551614 repeats=3", "give seed=18446744073709551613 or less")])
 def test_an_evaluation_reads_its_numbers_by_the_same_rule(words, said):
-    with pytest.raises(ValueError) as error:
+    with refused(said):
         parse(words.split(), kind=EvalConfig)
-    assert said in str(error.value)
 
 
 def test_seeds_up_to_the_last_are_taken():

@@ -87,6 +87,12 @@ def timed(tmp_path):
     return TimedTally(tmp_path)
 
 
+def settle_one_token(timed):
+    """Send a prompt of one token and hear what follows it, a second each."""
+    timed.spend(1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
+    timed.spend(1.0, "judge", nodes=[0], answers={0: 5})
+
+
 def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its_own(timed):
     for _ in range(2):
         timed.spend(0.5, "send", nodes=[0, 1],
@@ -110,9 +116,7 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
 
 
 def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(timed):
-    timed.spend(1.0, "send", nodes=[0],
-          tokens=[4], parents=[0], text=1)
-    timed.spend(1.0, "judge", nodes=[0], answers={0: 5})
+    settle_one_token(timed)
     timed.spend(0.5, "grow")
     timed.spend(1.0, "reset")
     [entry] = timed.accounts()
@@ -120,9 +124,7 @@ def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pru
 
 
 def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(timed):
-    timed.spend(1.0, "send", nodes=[0],
-          tokens=[4], parents=[0], text=1)
-    timed.spend(1.0, "judge", nodes=[0], answers={0: 5})
+    settle_one_token(timed)
     with timed.tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
         timed.spend(1.0, "send", kind="Reset", nodes=[])
     [entry] = timed.accounts()

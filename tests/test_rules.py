@@ -37,6 +37,9 @@ from tests.tiny import TREE, Tiny, pipeline, random_tensor, tokens_of
 # --- all possible outcomes, with their probabilities ------------------------------------------------------------------
 
 
+by_each_rule = pytest.mark.parametrize("name", RULES)
+
+
 class Script:
     """Chance that follows a list of decisions, then always the first possibility; `others` are the remaining ones."""
 
@@ -115,7 +118,7 @@ CASES = {  # the target's law, and the drafters
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@by_each_rule
 @pytest.mark.parametrize("case", CASES)
 def test_every_rule_gives_a_token_by_the_target_s_law(name, case):
     target, drafters = CASES[case]
@@ -262,7 +265,7 @@ def test_the_names_of_the_rules_are_those_that_a_person_may_give():
     assert allowed_values(RunConfig)["verify"].names == ("match", *RULES, *LOSSY)
 
 
-@pytest.mark.parametrize("name", RULES)
+@by_each_rule
 def test_without_proposals_a_rule_follows_the_warped_law(name):
     logits = random_tensor(3, 9)
     tree = TokenTree(range(20_001), 1 << 20)
@@ -273,7 +276,7 @@ def test_without_proposals_a_rule_follows_the_warped_law(name):
     assert judged(sampler, tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
 
 
-@pytest.mark.parametrize("name", RULES)
+@by_each_rule
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_reported(name, bad):
     logits = torch.zeros(2, 9)

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from config.cli import parse
 from config.run_config import RunConfig
 from config.serve_config import ServeConfig, is_loopback
-from launch.split.write import split
 from model.grammar import Guide
 from scripts.serve import build, keyed, main
 from serve import running
@@ -28,6 +28,7 @@ from serve.auth import Guard
 from serve.engine import Health
 from serve.fields import HARMLESS, REFUSED
 from serve.protocol import Chat, Refused, read_body
+from tests.checkpoints import split_quietly
 from tests.forked import command
 from tests.json_files import change_json, json_values
 from tests.saved import answer_of, wait_until
@@ -123,7 +124,7 @@ def live_with(saved, folder, file_name, *words, **fields):
     """A server of the tiny model, with other fields in a file of its tokenizer."""
     shutil.copytree(saved / "base", folder / "base")
     change_json(folder / "base" / file_name, **fields)
-    split(folder / "base", folder / "0+2+2", "0+2+2", saved / "head", progress=False)
+    split_quietly(folder / "base", folder / "0+2+2", "0+2+2", saved / "head")
     with live("link=threads", f"model_dir={folder / '0+2+2'}", "ignore_eos=true", *words) as started:
         yield started
 
@@ -518,22 +519,15 @@ def test_who_is_still_answered_when_the_server_ends_learns_it(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_that_is_asked_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd, number):
-    class Loading:
-        health, error = Health("loading"), None
-        run = staticmethod(threading.Event().wait)
-        stop = staticmethod(lambda: None)
-
-    class Interrupted:
-        bound_sockets = staticmethod(list)
-        run = staticmethod(lambda sockets: signal.raise_signal(number))
-
+    loading = SimpleNamespace(health=Health("loading"), error=None, run=threading.Event().wait, stop=lambda: None)
+    interrupted = SimpleNamespace(bound_sockets=list, run=lambda sockets: signal.raise_signal(number))
     monkeypatch.setattr("serve.running.LEAVE_SECONDS", 0.0)
     monkeypatch.setattr("serve.running.die", sys.exit)
     monkeypatch.setattr("config.console.REPEAT_SECONDS", 0)  # the test before may have pressed it just now
     before = {asked: signal.getsignal(asked) for asked in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(SystemExit) as ended:
-            running.run(Loading(), Interrupted())
+            running.run(loading, interrupted)
     finally:
         for asked, handler in before.items():
             signal.signal(asked, handler)

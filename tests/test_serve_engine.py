@@ -22,7 +22,7 @@ from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_b
 from serve.text_chunks import Piece, checked_prompt_ids, prompt_ids
 from tests.checkpoints import refused
 from tests.saved import options_of, wait_until
-from tests.serving import live
+from tests.serving import live, refusal, user_says
 from tests.test_pipeline import PROMPT, worker_of
 
 LONG = {"max_new_tokens": 1000}
@@ -81,10 +81,8 @@ def running(opened, limits):
 
 @pytest.fixture(scope="module")
 def engine(words):
-    def opened():
-        return Pipeline.open(**words, max_requests=2)
-
-    with running(opened, ServerLimits(max_running=2, max_waiting=3, max_wait_seconds=60)) as started:
+    limits = ServerLimits(max_running=2, max_waiting=3, max_wait_seconds=60)
+    with running(lambda: Pipeline.open(**words, max_requests=2), limits) as started:
         yield started
 
 
@@ -177,7 +175,7 @@ class Short:
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     pipeline = Short()
-    talk = [{"role": "user", "content": "x" * 6}, {"role": "user", "content": "x" * 7}]
+    talk = [*user_says("x" * 6), *user_says("x" * 7)]
     for prompt, size in (("x" * 13, "13 characters"),
                          (talk, "13 characters"), ([7] * 4, "4 tokens")):
         with pytest.raises(Refused, match=f"the prompt has {size}, and this model's maximum context length is 4") as no:
@@ -192,7 +190,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
 
 @pytest.mark.parametrize("kind, given", [
     (Completion, {"prompt": ["a"] * 999 + [5]}),
-    (Chat, {"messages": [{"role": "user", "content": [5] * 999}]}),
+    (Chat, {"messages": user_says([5] * 999)}),
     (ToTokenize, {"messages": [5] * 999})])
 def test_of_a_list_with_many_mistakes_the_first_is_noted_alone(kind, given):
     with pytest.raises(ValidationError) as wrong:
@@ -209,10 +207,7 @@ def test_no_garbage_is_looked_for_while_a_body_is_read():
 
 
 def test_nobody_waits_longer_than_the_server_allows(words):
-    def opened():
-        return Pipeline.open(**words)
-
-    with running(opened, ServerLimits(max_running=1, max_waiting=3, max_wait_seconds=0.2)) as engine:
+    with running(lambda: Pipeline.open(**words), ONE_AT_ONCE._replace(max_wait_seconds=0.2)) as engine:
         first, second = asked(engine, Heard(**LONG), Heard())
         refused = second.end()
         assert (refused.status, refused.code) == (429, "waited_too_long")
@@ -330,8 +325,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         for thread in threads:
             thread.join()
         lost = got["under way"]
-        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "rank_lost")
-        assert "rank 2 was lost" in lost.json()["error"]["message"]
+        assert refusal(lost) == (503, "rank_lost") and "rank 2 was lost" in refusal(lost, "message")[1]
         assert got["waiting"].json()["choices"] == before
         assert server.client.get("/health").status_code == 200
         held, opened = held_here(), server.engine.call(weakref.ref).result(60)

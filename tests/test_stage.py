@@ -59,10 +59,12 @@ def other(request: int, nodes: list[int]) -> Segment:
                    TEXT.pos, TEXT.text, TEXT.x)
 
 
+OTHER = other(1, [10, 11, 12])
+
+
 def test_requests_do_not_see_each_other():
     alone, shared = stage(), stage()
-    assert torch.equal(shared.apply(other(1, [10, 11, 12])).x,
-                       stage().apply(other(1, [10, 11, 12])).x)
+    assert torch.equal(shared.apply(OTHER).x, stage().apply(OTHER).x)
     shared.apply(Prune(1, tip=13, parent=12, horizon=14, keep=[]))  # above the ids of the guesses of the first request
     assert torch.equal(shared.apply(GUESSES).x, alone.apply(GUESSES).x)
     shared.apply(Reset(1))
@@ -81,7 +83,7 @@ def test_a_prune_of_a_request_that_is_over_opens_nothing():
 def test_a_prune_ahead_of_the_rows_that_it_gives_up_saves_their_time():
     served = stage()
     served.apply(Prune(1, tip=12, parent=11, horizon=13, keep=[]))
-    given_up = served.apply(other(1, [10, 11, 12]))
+    given_up = served.apply(OTHER)
     assert isinstance(given_up, Segment) and given_up.nodes == [12]
     served.apply(Reset(1))
     assert list(served.caches) == [0]
@@ -92,8 +94,7 @@ def test_a_prune_ahead_of_its_request_takes_no_cache_from_those_in_front_of_it()
     for request in (2, 3, 4):
         served.apply(Prune(request, tip=10 * request,
                            parent=10 * request, horizon=10 * request + 1, keep=[]))
-    assert torch.equal(served.apply(other(1, [10, 11, 12])).x,
-                       stage().apply(other(1, [10, 11, 12])).x)
+    assert torch.equal(served.apply(OTHER).x, stage().apply(OTHER).x)
     assert set(served.caches) == {0, 1}
 
 

@@ -89,10 +89,16 @@ def cluster(stages: int = 2) -> tuple[Link, VirtualClock]:
     return link, clock
 
 
-def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_stage_behind():
+def cluster_at_work() -> tuple[Link, VirtualClock]:
+    """Two stages on their way with a text of three tokens and a guess."""
     link, clock = cluster()
     link.send(segment(0, 3))
     link.send(segment(3, 1))
+    return link, clock
+
+
+def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_stage_behind():
+    link, clock = cluster_at_work()
     assert not link.ready
     first = link.recv()
     assert clock.now() == pytest.approx(3 * 0.001 + 2 * 0.004)
@@ -102,9 +108,7 @@ def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_sta
 
 
 def test_a_prune_overtakes_and_a_segment_that_dies_is_given_up_between_two_layers():
-    link, clock = cluster()
-    link.send(segment(0, 3))
-    link.send(segment(3, 1))
+    link, clock = cluster_at_work()
     clock.sleep_until(0.0055)  # the second is computed at stage 1 from 5 ms on, in layers of 1 ms
     link.broadcast(Prune(0, 2, 1, 4, []))
     link.recv()
