@@ -1,6 +1,4 @@
 """What a person asks and where answers shall go: what is wrong is refused before a start, and no answer is lost."""
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -163,16 +161,16 @@ def test_run_tp_sh_speaks_of_its_own_key(words, message):
 class BrokenStream(io.StringIO):
     """A stream that can be written to for a few characters."""
 
-    def __init__(self, error: OSError) -> None:
+    def __init__(self, error):
         super().__init__()
         self.error = error
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         if self.tell() + len(text) > 3:
             raise self.error
         return super().write(text)
 
-    def fileno(self) -> int:
+    def fileno(self):
         return os.open(os.devnull, os.O_WRONLY)  # a file that may be replaced
 
 

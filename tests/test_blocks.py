@@ -1,8 +1,5 @@
 """Weights stay in the blocks of a GGUF file: on the disk, in memory, and in products, which are llama.cpp's numbers."""
-from __future__ import annotations
-
 from math import prod
-from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -44,14 +41,14 @@ NUM_OUTPUTS, NUM_INPUTS = 40, 512
 MIXED = (Kind.Q4_0, Kind.Q6_K, Kind.Q8_0, Kind.Q4_K, Kind.Q5_0, Kind.F16, Kind.Q4_1)
 
 
-def blocks_of(name: str) -> torch.Tensor:
+def blocks_of(name):
     """Random weights in blocks of this type."""
     num_bytes = next(each.num_bytes for each in BLOCK_TYPES if each.name == name)
     stored = quantized(Kind[name], (NUM_OUTPUTS, NUM_INPUTS), np.random.default_rng(1))
     return torch.from_numpy(stored.view(np.uint8).reshape(NUM_OUTPUTS, -1, num_bytes).copy())
 
 
-def described_in(folder: Path, kinds: tuple[Kind, ...] = (Kind.Q4_1,)) -> Path:
+def described_in(folder, kinds=(Kind.Q4_1,)):
     """A small model as a GGUF file in a folder, and the folder beside it that says where its tensors are."""
     return unpacked(write(folder / "model.gguf", kinds=kinds), "described")
 

@@ -1,6 +1,4 @@
 """Questions from standard input: a pipe, a file, or a conversation on a terminal."""
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -139,7 +137,7 @@ def test_a_question_that_is_too_long_with_the_earlier_ones_names_the_way_out(pip
 class Terminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, *words: str, **environment: str) -> None:
+    def __init__(self, *words, **environment):
         self.number, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         self.process = subprocess.Popen(
@@ -149,10 +147,10 @@ class Terminal:
         os.close(theirs)
         self.shown = ""
 
-    def press(self, keys: str) -> None:
+    def press(self, keys):
         os.write(self.number, keys.encode())
 
-    def see(self, pattern: str) -> re.Match[str]:
+    def see(self, pattern):
         """Read until the screen shows this after what was seen before."""
         while not (match := re.search(pattern, self.shown, re.S)):
             assert select.select([self.number], [], [], 60 * SLOW)[0], self.shown
@@ -160,7 +158,7 @@ class Terminal:
         self.shown = self.shown[match.end():]
         return match
 
-    def close(self) -> None:
+    def close(self):
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

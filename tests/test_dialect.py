@@ -1,6 +1,4 @@
 """Every command understands `key=value` and `--key value`."""
-from __future__ import annotations
-
 import pytest
 
 import split_and_save_models
@@ -34,7 +32,7 @@ def test_a_run_understands_both_forms_and_refuses_a_wrong_value_in_its_own():
         parse(["toy", "--colour", "red"])
 
 
-def parser() -> OptionParser:
+def parser():
     made = OptionParser()
     made.add_argument("folder")
     made.add_argument("-o", dest="out")

@@ -1,9 +1,6 @@
 """Every kind of draft gets its inputs, guesses as expected, and is refused if it does not match the model."""
-from __future__ import annotations
-
 import shutil
 from itertools import cycle
-from pathlib import Path
 
 import pytest
 import torch
@@ -141,8 +138,7 @@ def test_a_draft_in_float16_is_refused_with_the_type_to_take():
 # Files
 
 
-def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, name: str = "pytorch_model.bin",
-                **config) -> Checkpoint:
+def save_eagle3(folder, vocab=VOCAB, change=lambda tensors: None, name="pytorch_model.bin", **config):
     """Write an EAGLE-3 head for the tiny model; `change` changes its tensors, `config` its config."""
     head = DEEP.eagle3(vocab).network
     tensors = {name: x for name, x in weights(head, seed=4).items() if name != "embed_tokens.weight"}
@@ -222,7 +218,7 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
             config["change"](t), t.pop("embed_tokens.weight"))}), BASE)
 
 
-def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
+def save_eagle(folder, bias=True, change=lambda tensors: None):
     tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items()
                if bias or name != "fc.bias"}
     change(tensors)

@@ -1,6 +1,4 @@
 """The emulated cluster takes at least the time that it models, and changes no text."""
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace
@@ -35,7 +33,7 @@ NEW = 12
 SAMPLER = Sampler(1.0, seed=11)
 
 
-def segment(rows: int, width: int) -> Segment:
+def segment(rows, width):
     return Segment(0, list(range(rows)), [0] * rows,
                    list(range(rows)), 0, torch.zeros(rows, width))
 
@@ -141,7 +139,7 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
 
 
 def test_a_latency_that_varies_changes_no_order():
-    came: list[int] = []
+    came = []
     lane = Lane(lambda msg: came.append(msg.keep[0]),
                 Pace(replace(QUICK, jitter=5)), 0.0, print)
     for number in range(6):

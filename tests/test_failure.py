@@ -2,8 +2,6 @@
 
 Started as a program, this is a command whose rank 2 fails in mid-run.
 """
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -34,7 +32,7 @@ def own(saved, tmp_path):
     return shutil.copytree(saved / FIVE, tmp_path / "own")
 
 
-def sentence(text: str) -> str:
+def sentence(text):
     """What was printed, if it is one sentence of ours."""
     found = text.strip()
     assert found.startswith("flowspec: ") and "\n" not in found and "Traceback" not in found, text
@@ -198,7 +196,7 @@ def started(folder, saved, *words):
     return forked.command(folder, "scripts.generate", f"model_dir={saved / '0+2+2'}", *ENDLESS, *words)
 
 
-def in_full_flow(run) -> bool:
+def in_full_flow(run):
     return wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90) and len(run.ranks()) == 3
 
 
@@ -262,7 +260,7 @@ def test_a_reader_who_has_had_enough_and_ctrl_c_end_the_threads_in_one_line(save
     assert run.returncode == 128 + number
 
 
-def failing(part: int):
+def failing(part):
     """A cache of which the one for `part` of all ranks has room for a few tokens only."""
     admit = TreeCache.admit
 

@@ -1,6 +1,4 @@
 """A request that is alone falls back to plain decoding while that is quicker; what it loses meanwhile is bounded."""
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest
@@ -21,15 +19,14 @@ from tests.tiny import TINY, TREE, Oracle, pipeline, write
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def opened(plain: float = 1.0) -> Fallback:
+def opened(plain=1.0):
     fallback = Fallback()
     fallback.begin(plain)
     fallback.add_settled(1, 0.0)
     return fallback
 
 
-def settle(fallback: Fallback, count: int, guessing: float, plain: float = 1.0, start: float = 0.0
-           ) -> tuple[list[bool], float]:
+def settle(fallback, count, guessing, plain=1.0, start=0.0):
     """Settle so many tokens, each in the time that its way takes; whether each was guessed, and when the last came."""
     ways, now = [], start
     for _ in range(count):

@@ -1,8 +1,5 @@
 """An answer says why it ended; a run whose numbers are not finite ends with a sentence, on all ranks."""
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
 
 
 @pytest.fixture(scope="module")
-def overflowing(tmp_path_factory, saved) -> Path:
+def overflowing(tmp_path_factory, saved):
     """The tiny model with a final norm that float16 has no numbers for, and float32 hardly."""
     folder = tmp_path_factory.mktemp("overflowing")
     for name, factor in (("halves", 1e6), ("singles", 1e39)):

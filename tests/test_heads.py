@@ -1,8 +1,5 @@
 """Published heads: supported fields of their config.json, and errors for heads that are other networks."""
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -56,7 +53,7 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
 }
 
 
-def save(folder: Path, third: bool, config: dict) -> Checkpoint:
+def save(folder, third, config):
     """Write a head that fits BASE, with these fields in its config.json."""
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
@@ -183,7 +180,7 @@ DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes a
 }
 
 
-def publish(folder: Path, name: str) -> Checkpoint:
+def publish(folder, name):
     """Return a random head of one layer or more in this dialect."""
     fields, first, nests, inner = DIALECTS[name]
     config = {**SIZES, "num_key_value_heads": 2, **fields}

@@ -1,6 +1,4 @@
 """A mixture grows the best guesses of all its sources, anywhere in the tree."""
-from __future__ import annotations
-
 import heapq
 import math
 import random
@@ -31,7 +29,7 @@ class Table(TreeDraft):
     It notes which nodes it reads since it began at a tip.
     """
 
-    def __init__(self, seed: int = 0, source: str = "table", capacity: int = 4096) -> None:
+    def __init__(self, seed=0, source="table", capacity=4096):
         self.seed, self.source = seed, source
         super().__init__(TreeCache((1, 1, capacity, 1), torch.float64, "cpu"))
 

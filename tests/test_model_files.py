@@ -2,14 +2,11 @@
 
 Nothing in them is executed, nothing leads out of its folder, and nothing of them is printed that a terminal obeys.
 """
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,12 +41,12 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def model(models, tmp_path) -> Path:
+def model(models, tmp_path):
     return Path(shutil.copytree(models / "whole", tmp_path / "model"))
 
 
 @pytest.fixture
-def sharded(models, tmp_path) -> Path:
+def sharded(models, tmp_path):
     return Path(shutil.copytree(models / "shards", tmp_path / "sharded"))
 
 
@@ -248,12 +245,12 @@ def test_a_tensor_whose_name_a_terminal_would_obey_is_refused(model, name):
 # The header of a safetensors file
 
 
-def write_header(path: Path, header: Any, data: int = 24) -> None:
+def write_header(path, header, data=24):
     content = json.dumps(header).encode()
     path.write_bytes(len(content).to_bytes(8, "little") + content + bytes(data))
 
 
-def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> dict[str, Any]:
+def entry(shape=(2, 3), offsets=(0, 24), dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
@@ -318,15 +315,15 @@ def test_a_type_that_no_weight_of_a_head_has_is_refused_by_the_split(models, tmp
 
 
 class Evil:
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.mark),)
 
 
 @pytest.fixture
-def folder(model) -> Path:
+def folder(model):
     """A model without its weights, which a test writes into a `.bin`."""
     (model / "model.safetensors").unlink()
     return model

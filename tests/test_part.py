@@ -1,8 +1,5 @@
 """A rank's folder is checked before it is used: inconsistent content is refused."""
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from tests.json_files import change_json, edited_json
 
 
 @pytest.fixture
-def out(tmp_path) -> Path:
+def out(tmp_path):
     save_llama(tmp_path / "base")
     split_quietly(tmp_path / "base", tmp_path / "split", "0+1+2")
     return tmp_path / "split"
@@ -120,7 +117,7 @@ def test_a_damaged_weight_is_named_when_it_is_read_and_a_split_of_older_code_is_
     path = folder / ("eagle/model.safetensors" if with_head else "model.safetensors")
     flip_last_bit(path)
 
-    def read() -> None:
+    def read():
         part = Part(folder)
         tensors_of(part.open_head() if with_head else part.weights)
 

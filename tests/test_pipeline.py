@@ -1,13 +1,10 @@
 """A person's own program opens a pipeline, asks it and closes it; its torch and signals stay as they were."""
-from __future__ import annotations
-
 import gc
 import os
 import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable
 
 import pytest
 import torch
@@ -125,11 +122,11 @@ def test_what_cannot_work_is_reported_before_a_start(options):
         Pipeline.open(**options, stages=3)
 
 
-def in_time(work: Callable[[], None]) -> None:
+def in_time(work):
     """Do this work in a thread; an endless wait becomes an error."""
-    failures: list[BaseException] = []
+    failures = []
 
-    def guarded_work() -> None:
+    def guarded_work():
         try:
             work()
         except BaseException as error:
@@ -148,7 +145,7 @@ CLOSED = [{"pipeline_type": "streaming"}, {"pipeline_type": "dsi"}, {"pipeline_t
 
 @pytest.mark.parametrize("start", CLOSED, ids=str)
 def test_an_answer_that_is_read_or_closed_after_the_pipeline_ends_at_once(pipeline_of, start):
-    def leave_in_the_middle() -> None:
+    def leave_in_the_middle():
         answers = []
         with pytest.raises(ZeroDivisionError), pipeline_of({**start, "link": "threads"}) as pipeline:
             answers += [pipeline.stream(PROMPT), pipeline.submit(PROMPT), pipeline.submit(PROMPT)]
@@ -171,14 +168,14 @@ def test_an_error_in_the_middle_of_a_shared_layer_ends_the_members(pipeline_of, 
     operation = "all_reduce" if name == "tp" else "recv"
     whole, calls = getattr(ThreadGroup, operation), []
 
-    def fails_once(group: ThreadGroup, x: torch.Tensor) -> object:
+    def fails_once(group, x):
         calls.append(group.member)
         if len(calls) > 20 and group.member == 0 and error not in calls:
             calls.append(error)
             raise error
         return whole(group, x)
 
-    def close_after_the_error() -> None:
+    def close_after_the_error():
         before = threading.active_count()
         start = {"pipeline_type": name, "tp": 2, "link": "threads"}
         with pytest.raises(type(error)), pipeline_of(start) as pipeline:
@@ -189,7 +186,7 @@ def test_an_error_in_the_middle_of_a_shared_layer_ends_the_members(pipeline_of, 
     in_time(close_after_the_error)
 
 
-def worker_of(rank: int) -> int:
+def worker_of(rank):
     """The process that is this rank of the pipeline of this program."""
     server, = processes.started
     return server.pids[rank]

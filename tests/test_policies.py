@@ -1,6 +1,4 @@
 """Growth of trees: OPT-Tree's, EAGLE-1's and those of several drafters, compared with brute force."""
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle, product
 
@@ -27,7 +25,7 @@ PUBLISHED = ("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 00
 class Random(TreeDraft):
     """A drafter with a random law at each node, which depends only on the node's path and the drafter's `salt`."""
 
-    def __init__(self, salt: int, vocab: int = VOCAB) -> None:
+    def __init__(self, salt, vocab=VOCAB):
         self.salt, self.vocab, self.source = salt, vocab, f"ssm{salt}"
         self.number = salt
         super().__init__(CONFIG.cache(1, 4096, torch.zeros(1, dtype=torch.float64)))

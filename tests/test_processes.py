@@ -2,8 +2,6 @@
 
 The ranks of most of these tests are tests/rank.py, which needs no torch.
 """
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -47,7 +45,7 @@ def soon(monkeypatch):
         signal.signal(number, handler)
 
 
-def ends(*words: str) -> int:
+def ends(*words):
     return spawn(["tests.rank", *words], len(words))
 
 
@@ -177,7 +175,7 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     assert not found[0].exists()
 
 
-def using(folder: Path, act: str) -> tuple[subprocess.Popen[str], Path]:
+def using(folder, act):
     """A process that lives until it is killed, and the private folder among `folder` with which it does something."""
     words = f"from cluster.folder import hold, private_folder; import sys, time; {act}; time.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", words],
@@ -220,7 +218,7 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
 def test_starts_at_once_harm_no_folder_of_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def start() -> bool:
+    def start():
         with private_folder() as folder:
             Folder(folder).set("key", "value")
             return Folder(folder).get("key") == b"value"

@@ -1,10 +1,8 @@
 """Every key that is a number has a range; other values, and numbers not in plain digits, are refused."""
-from __future__ import annotations
-
 import pytest
 
 from config.cli import all_options, parse
-from config.keys import Option, allowed_values
+from config.keys import allowed_values
 from config.presets import PRESETS
 from config.run_config import RunConfig
 from config.values import Range, integer, number
@@ -20,7 +18,7 @@ NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0",
 FAR = (str(10**30), str(-10**30))
 
 
-def refusal(option: Option, text: str) -> str:
+def refusal(option, text):
     with refused() as error:
         if option.name in EvalConfig.UNSUPPORTED:
             parse(["profile=wifi", f"{option.name}={text}"])

@@ -1,6 +1,4 @@
 """Parts of a model that rank 0 sends to workers: whole, private, continued, and refused where anything is wrong."""
-from __future__ import annotations
-
 import hashlib
 import shutil
 import stat
@@ -33,7 +31,7 @@ def split(saved, tmp_path):
     return shutil.copytree(saved / "0+2+2", tmp_path / "split")
 
 
-def split_id_of(split) -> str:
+def split_id_of(split):
     return Part(split / "stage_1").split_id
 
 

@@ -1,6 +1,4 @@
 """The server over HTTP: OpenAI's protocol as real clients speak it, the texts of `run_pipe.sh`, and who may ask."""
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
@@ -32,7 +30,7 @@ from tests.checkpoints import split_quietly
 from tests.forked import command
 from tests.json_files import change_json, json_values
 from tests.saved import answer_of, wait_until
-from tests.serving import QUESTION, Live, alive, live, read_all, refusal, text_of, user_says
+from tests.serving import QUESTION, alive, live, read_all, refusal, text_of, user_says
 
 CHAT = {"messages": user_says("x")}
 SAMPLED = {"model": "toy", "temperature": 0.8, "seed": 5, "max_tokens": 40}
@@ -56,7 +54,7 @@ def text_of_run_pipe(folder, *words):
     return answer_of(folder, "threads_per_rank=1", f"prompt={QUESTION}", *words)["text"]
 
 
-def idle(server: Live) -> bool:
+def idle(server):
     return wait_until(lambda: not server.engine.jobs, 60)
 
 

@@ -339,7 +339,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert no_more, f"{held} became {held_here()}"
 
 
-def held_here() -> tuple[int, int]:
+def held_here():
     """The threads and the open files of this process."""
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 

@@ -1,6 +1,4 @@
 """Answers of the server that follow a grammar, by the fields of OpenAI and vLLM."""
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 
 
-def said(got) -> str:
+def said(got):
     assert got.status_code == 200, got.text
     choice = got.json()["choices"][0]
     assert choice["finish_reason"] == "stop"

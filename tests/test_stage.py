@@ -1,6 +1,4 @@
 """A stage gives up what died while it was computed, and its state stays a function of the messages it has had."""
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,14 +17,14 @@ AFTER_MISS = Segment(0, [5, 6], [2, 5],
 AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 
-def stage() -> Stage:
+def stage():
     made = Stage(TINY.slice(0, 4),
                  TINY.new_cache, num_requests=2)
     made.apply(TEXT)
     return made
 
 
-def after(questions: int, prune: Prune):
+def after(questions, prune):
     """News that comes before a layer: the prune, when it has been asked for so often."""
     asked = iter([None] * questions + [prune])
     return lambda: next(asked, None)
@@ -53,7 +51,7 @@ def test_a_segment_of_which_a_row_lives_is_finished_before_the_prune_is_obeyed(l
     assert torch.equal(hurried.apply(AFTER_HIT).x, calm.apply(AFTER_HIT).x)
 
 
-def other(request: int, nodes: list[int]) -> Segment:
+def other(request, nodes):
     """The same text, as that of another request."""
     return Segment(request, nodes, [nodes[0], nodes[0], nodes[1]],
                    TEXT.pos, TEXT.text, TEXT.x)

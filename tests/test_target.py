@@ -1,6 +1,4 @@
 """What a request hears of the ring, and how long rank 0 rests: on a link by hand, and on real ones."""
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -32,7 +30,7 @@ SOON = 0.02  # seconds
 class Hand:
     """A link whose messages come when the test says so; the target says that a token follows itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = VirtualClock()
         self.sent, self.inbox = deque(), deque()
         self.broadcast = lambda msg: None
@@ -195,7 +193,7 @@ def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link,
 
 
 def test_a_prune_is_sent_as_long_as_a_stage_may_hold_a_guess_and_no_longer(ring, link):
-    kept: list[list[int]] = []
+    kept = []
     link.broadcast = lambda prune: kept.append(prune.keep)
     tree, target = opened(ring, [1])
     target.prune()

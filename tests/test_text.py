@@ -1,6 +1,4 @@
 """Prompts get the correct ids, and streamed text equals the whole text, without half characters."""
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing
@@ -11,7 +9,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +25,7 @@ CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not min
 MIXED = "Grüße an 世界! 👩‍👧 costs 5 €,  two  spaces\n\tdone 🎉"
 
 
-def sentencepiece(folder: Path) -> Path:
+def sentencepiece(folder):
     """A tokenizer like LLaMA's: BPE over whole characters, bytes for the rest."""
     import sentencepiece as spm
 
@@ -44,7 +41,7 @@ def sentencepiece(folder: Path) -> Path:
     return folder
 
 
-def bytelevel(folder: Path) -> Path:
+def bytelevel(folder):
     """A tokenizer like Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -71,12 +68,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def llama(folder) -> Text:
+def llama(folder):
     return Text(sentencepiece(folder / "llama"))
 
 
 @pytest.fixture(scope="module")
-def llama3(folder) -> Text:
+def llama3(folder):
     return Text(bytelevel(folder / "llama3"))
 
 
@@ -96,7 +93,7 @@ def plain_ids(tokenizer, written):
     return tokenizer(written, add_special_tokens=False)["input_ids"]
 
 
-def pieces(tokenizer, ids: list[int]) -> list[str]:
+def pieces(tokenizer, ids):
     stream = Stream(tokenizer)
     return [*(stream.add([i]) for i in ids), stream.finish()]
 
@@ -337,14 +334,14 @@ def test_a_class_that_is_no_tokenizer_is_refused_in_one_sentence(llama3, tmp_pat
         Text(folder)
 
 
-def with_rules(source: Text, folder: Path, **rules: object) -> Text:
+def with_rules(source, folder, **rules):
     """A copy of a tokenizer with other rules in its tokenizer.json."""
     copied(source, folder)
     change_json(folder / "tokenizer.json", **rules)
     return Text(folder)
 
 
-def replaces(pattern: dict[str, str], content: str) -> dict[str, object]:
+def replaces(pattern, content):
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 

@@ -2,8 +2,6 @@
 
 And the trace of a run that was lost can be read.
 """
-from __future__ import annotations
-
 import ast
 import socket
 import time
@@ -35,7 +33,7 @@ ALL = ["data sender", "data listener", "emulated wire", "heartbeat", "watch"]
 THREADS = {0: [*ALL, "control sender"], 1: [*ALL, "control listener"]}
 
 
-def poison(sick: int, thread: str, rank: int) -> None:
+def poison(sick, thread, rank):
     """One kind of thread of one rank shall die of something that nobody foresaw."""
     def die():
         time.sleep(1)
@@ -94,7 +92,7 @@ class SilentConnection:
 
     family = socket.AF_INET
 
-    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+    def getsockopt(self, level, name, size):
         return bytes([TCP_CLOSE if (level, name) == (socket.IPPROTO_TCP, socket.TCP_INFO) else 0] * size)
 
 

@@ -1,7 +1,4 @@
 """More ranks than a model can have are refused before anything is split, with what is possible for it."""
-from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     save_model(tmp_path_factory.getbasetemp() / "four-layers")
     return tmp_path_factory.getbasetemp() / "four-layers"
 

@@ -1,6 +1,4 @@
 """link=torch: the same texts over process groups of torch.distributed, and a lost rank ends all with its name."""
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -94,7 +92,7 @@ def connected(folder, rank):
     return torch_wires(rank, [[Peers(1, [1], [1])], [Peers(0, [0], root_rank=0)]])
 
 
-def receive_the_second_first(folder) -> None:
+def receive_the_second_first(folder):
     wires = connected(folder, 1)
     for wire_kind in (CONTROL, DATA):
         received = torch.zeros(3, dtype=torch.int64)

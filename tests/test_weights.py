@@ -1,12 +1,8 @@
 """Checkpoints of every layout are read tensor by tensor, and files are written atomically."""
-from __future__ import annotations
-
 import hashlib
 import os
 import zipfile
 from itertools import accumulate, combinations
-from pathlib import Path
-from typing import Sequence
 
 import pytest
 import torch
@@ -31,7 +27,7 @@ LAYOUTS = {
 
 
 @pytest.fixture
-def model(tmp_path) -> Path:
+def model(tmp_path):
     save_llama(tmp_path / "model")
     return tmp_path / "model"
 
@@ -225,7 +221,7 @@ def test_near_equal_shares_use_every_layer_and_larger_ones_come_last(layers, dat
 def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads, data):
     shares = data.draw(st.integers(1, len(loads)))
 
-    def largest(ends: Sequence[int]) -> int:
+    def largest(ends):
         return max(sum(loads[a:b])
                    for a, b in zip((0, *ends), (*ends, len(loads))))
 
