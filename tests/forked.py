@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import Popen
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NoReturn, Sequence
 
 from cluster import processes
 from cluster.board import BOARD_VARIABLE
@@ -188,11 +188,9 @@ class ForkedCommand(Command):
         return Forked(_be_launcher, words, environment, self.files)
 
 
-@contextmanager
-def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
+def command(folder: Path, module: str, *words: str) -> ContextManager[ForkedCommand]:
     """A command that leaves nothing behind, however the test ends."""
-    with leaving_nothing(ForkedCommand(folder, module, *words)) as started:
-        yield started
+    return leaving_nothing(ForkedCommand(folder, module, *words))
 
 
 def _be_board(words: Sequence[str], environment: dict[str, str], log: str) -> None:

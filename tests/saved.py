@@ -14,16 +14,16 @@ import time
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 from cluster.folder import LOCK_FILE
 from config.presets import ROOT
 from launch.run import run
-from launch.split.write import Layout, split
+from launch.split.write import Layout
 from model.sample import Sampler
 from model.weights.parts import Part
 from scripts import generate
-from tests.checkpoints import edited_tensors, save_checkpoint
+from tests.checkpoints import edited_tensors, save_checkpoint, split_quietly
 from tests.json_files import load_json, save_json
 from tests.tiny import CONFIG, TINY, Tiny, weights
 
@@ -96,7 +96,7 @@ def save_tokenizer(folder: Path, more: int = 0) -> None:
 
 def split_shared(saved: Path, folder: Path, stages: str = "", shares: Sequence[float] = (1, 1)) -> Path:
     """The tiny model with its head, split over ranks that share each stage; without stages they share all layers."""
-    split(saved / "base", folder, stages, saved / "head", progress=False, layout=Layout(shares=shares))
+    split_quietly(saved / "base", folder, stages, saved / "head", layout=Layout(shares=shares))
     return folder
 
 
@@ -126,7 +126,7 @@ def models(folder: Path) -> Path:
         for name, noise in (("near", 0.02), ("far", 0.1)):
             save_drafter(folder / "base", folder / name, noise)
         for stages in SPLITS:
-            split(folder / "base", folder / stages, stages, folder / "head", progress=False)
+            split_quietly(folder / "base", folder / stages, stages, folder / "head")
     return folder
 
 
@@ -197,11 +197,9 @@ class Command:
         return self.process.returncode if ended else None
 
 
-@contextmanager
-def command(folder: Path, module: str, *words: str) -> Iterator[Command]:
+def command(folder: Path, module: str, *words: str) -> ContextManager[Command]:
     """A command that leaves nothing behind, however the test ends."""
-    with leaving_nothing(Command(folder, module, *words)) as started:
-        yield started
+    return leaving_nothing(Command(folder, module, *words))
 
 
 @contextmanager

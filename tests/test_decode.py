@@ -11,7 +11,7 @@ from pipeline.decode import TokenStream
 from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
 from tests.checkpoints import refused
-from tests.tiny import TINY, TREE, Oracle, pipeline, tokens_of
+from tests.tiny import TINY, TREE, Oracle, holds_caches, pipeline, tokens_of
 
 PROMPT = [6, 21, 44, 3]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -26,7 +26,7 @@ def written(strategy, stages=2, **wishes):
     with pipeline(TINY, stages, strategy, Oracle(PROMPT + text())) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
         pieces = list(stream)
-        assert not any(stage.caches for stage in decoder.stages)
+        assert not holds_caches(decoder)
     assert tokens_of(pieces) == answer.token_ids
     return answer, [*map(len, pieces)]
 

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -102,14 +103,13 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
     writer.add_eos_token_id(0)
     writer.add_bos_token_id(0)
     writer.add_chat_template(TEMPLATE)
-    matrices = 0
+    matrix_kinds = cycle(kinds)
     for name, shape in shapes(architecture):
         if len(shape) == 1:
             data, kind = noise.normal(1, 0.1, shape).astype(np.float32), Kind.F32
         else:
-            kind = kinds[matrices % len(kinds)]
+            kind = next(matrix_kinds)
             data = quantized(kind, shape, noise)
-            matrices += 1
         if name != without:
             writer.add_tensor(name, data, raw_dtype=kind)
     change(writer)

@@ -106,9 +106,14 @@ def ends(runs, seconds=120):
     return [begun.exitcode for begun in runs]
 
 
+def errors_of(tmp_path, rank):
+    """What a board has printed on its terminal."""
+    return (tmp_path / f"err{rank}").read_text()
+
+
 def said(tmp_path, rank):
     """The last line on a board's terminal."""
-    text = (tmp_path / f"err{rank}").read_text()
+    text = errors_of(tmp_path, rank)
     assert "Traceback" not in text, text
     return text.strip().splitlines()[-1]
 
@@ -119,7 +124,7 @@ def last_lines(tmp_path):
 
 
 def printed_by_all(tmp_path):
-    return "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+    return "".join(errors_of(tmp_path, rank) for rank in range(3))
 
 
 def reference():
@@ -332,7 +337,7 @@ def test_a_board_that_comes_twice_is_reported_and_one_that_never_comes_is_named(
     runs = [start(0, *loopback[:2], *ASK, "wait=12"),
             start(1, *loopback[:2], *ASK, "wait=12")]
     assert sorted(ends([first, *runs])) == [2, 75, 75]
-    both = [(tmp_path / "first").read_text(), (tmp_path / "err1").read_text()]
+    both = [(tmp_path / "first").read_text(), errors_of(tmp_path, 1)]
     assert sum("flowspec: rank 1 is there already" in text for text in both) == 1
     never = "rank 2 (127.0.0.3) did not come within 12 seconds: start run_jetson.sh there too"
     assert never in said(tmp_path, 0) and sum(never in text for text in both) == 1
@@ -390,7 +395,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     assert ends([runs[0], runs[1], *spares]) == [0, 0, 0, 0], said(tmp_path, 0)
     assert said(tmp_path, 4) == "flowspec: rank 0 (127.0.0.1) has ended, and this spare was not needed"
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
-    assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]
+    assert [errors_of(tmp_path, rank).count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
     assert token_ids(tmp_path / "out.json") == alone and len(alone) == 1000
     assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
@@ -424,7 +429,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
     finally:
         ended.set()
         thread.join()
-    assert (tmp_path / "err0").read_text().count("that is not part of this run") == 1
+    assert errors_of(tmp_path, 0).count("that is not part of this run") == 1
     os.kill(runs[0].pid, signal.SIGSTOP)
     assert ends(runs[1:]) == [75, 75]
     for rank in (1, 2):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from config.presets import ROOT
+from config.presets import TOY
 from launch.hub import HALF, WANTED, _weights, cached_snapshot, fetch, known_head, words_of
 from tests.checkpoints import refused
 from tests.json_files import load_json
@@ -25,7 +25,7 @@ def hub(monkeypatch):
         asked.append((name, revision))
         if name != "a/toy":
             raise OSError("Cannot reach the hub\nand more")
-        paths = (ROOT / "toy" / "llama").iterdir()
+        paths = (TOY / "llama").iterdir()
         files = [SimpleNamespace(rfilename=path.name, size=path.stat().st_size) for path in paths]
         return SimpleNamespace(sha=f"sha of {revision}", siblings=files)
 
@@ -34,7 +34,7 @@ def hub(monkeypatch):
             return snapshot_download(name, revision=revision, local_files_only=True)
         assert allow_patterns == [*WANTED, "*.safetensors"]
         assert revision == f"sha of {asked[-1][1]}"
-        return shutil.copytree(ROOT / "toy" / "llama", local_dir, dirs_exist_ok=True)
+        return shutil.copytree(TOY / "llama", local_dir, dirs_exist_ok=True)
 
     monkeypatch.setattr(huggingface_hub, "model_info", info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -80,7 +80,7 @@ def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
     with refused(f"b/other cannot be fetched (Cannot reach the hub): bring its config.json, tokenizer files and "
                  f"weights into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
         fetch("b/other", tmp_path)
-    folder = shutil.copytree(ROOT / "toy" / "llama", tmp_path / "b" / "other")  # as the sentence says
+    folder = shutil.copytree(TOY / "llama", tmp_path / "b" / "other")  # as the sentence says
     assert fetch("b/other", tmp_path) == folder
 
 
@@ -104,7 +104,7 @@ def cache(tmp_path, hub, monkeypatch):
     stored = tmp_path / "cache" / "models--b--other"
     snapshot = stored / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
-    shutil.copytree(ROOT / "toy" / "llama", stored / "blobs")
+    shutil.copytree(TOY / "llama", stored / "blobs")
     for blob in (stored / "blobs").iterdir():
         (snapshot / blob.name).symlink_to(blob)
     for reference in ("main", "v1"):

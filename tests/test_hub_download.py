@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from config.presets import PRESETS, ROOT, under
+from config.presets import PRESETS, TOY, under
 from launch import hub
 from launch.hub import HALF, fetch, words_of_preset
 from tests.checkpoints import refused
@@ -25,7 +25,7 @@ pytest.importorskip("huggingface_hub")
 
 MODEL, HEAD = "Qwen/Qwen3-4B", "AngelSlim/Qwen3-4B_eagle3"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FOLDERS = {MODEL: ROOT / "toy" / "llama", HEAD: ROOT / "toy" / "eagle_deep"}
+FOLDERS = {MODEL: TOY / "llama", HEAD: TOY / "eagle_deep"}
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_is_larger_than_the_disk_is_refused_before_its_download(des
 
 @pytest.mark.parametrize("half", [HALF, ".cache/huggingface/download/x.incomplete"])
 def test_a_folder_with_half_a_download_is_not_whole(half, described, tmp_path):
-    folder = Path(shutil.copytree(ROOT / "toy" / "llama", tmp_path / "a" / "huge"))
+    folder = Path(shutil.copytree(TOY / "llama", tmp_path / "a" / "huge"))
     assert fetch("a/huge", tmp_path) == folder
     (folder / half).parent.mkdir(parents=True, exist_ok=True)
     (folder / half).touch()

@@ -116,10 +116,8 @@ def test_who_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, 
             time.sleep(0.05)
             os.kill(os.getpid(), number)
 
-    pressing = threading.Thread(target=press)
-    pressing.start()
-    assert ends(root, "deaf", "deaf") == 128 + number
-    pressing.join()
+    with in_threads(press, [()]):
+        assert ends(root, "deaf", "deaf") == 128 + number
     assert capfd.readouterr().err == ""
 
 

@@ -3,7 +3,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +31,7 @@ from tests.checkpoints import refused
 from tests.saved import PROMPT as SHORT_PROMPT
 from tests.saved import answer_of, token_ids, wait_until
 from tests.serving import live
-from tests.tiny import TINY, judge
+from tests.tiny import TINY, in_threads, judge
 
 PROMPT = SHORT_PROMPT * 4
 NEW = 40
@@ -233,10 +232,8 @@ def coming(folder, patience):
             ended.append(str(loss))
 
     heartbeat.start(lambda loss: None)
-    thread = threading.Thread(target=join)
-    thread.start()
-    yield heartbeat, ended
-    thread.join()
+    with in_threads(join, [()]):
+        yield heartbeat, ended
     heartbeat.stop()
 
 

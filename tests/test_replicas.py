@@ -25,7 +25,19 @@ from sim.stages import Work
 from tests.test_exact import SAMPLERS
 from tests.test_prunes import PROMPT, delaying, losing
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TINY, TREE, HandmadeDraft, Oracle, give_up, in_threads, stages_of, tokens_of, work, write
+from tests.tiny import (
+    TINY,
+    TREE,
+    HandmadeDraft,
+    Oracle,
+    give_up,
+    holds_caches,
+    in_threads,
+    stages_of,
+    tokens_of,
+    work,
+    write,
+)
 
 NEW, SHORT = 40, 18  # tokens in virtual time, and of threads
 RUNS = 750  # of the test of the joint law
@@ -88,7 +100,7 @@ def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(count
     lookahead, copies, stages = counts
     with replicas(copies, stages, TINY.mixture("twin"), lookahead=lookahead) as decoder:
         assert_reference(decoder, temperature)
-        assert not any(stage.caches for stage in decoder.stages)
+        assert not holds_caches(decoder)
 
 
 @pytest.mark.parametrize("names, temperature", [
@@ -133,7 +145,7 @@ def test_requests_follow_one_another_and_may_be_given_up_in_mid_air():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=1) as decoder:
         for left in (0, 1, 3):
             give_up(decoder, Request(PROMPT, SAMPLERS[1.0], SHORT), left)
-            assert not any(stage.caches for stage in decoder.stages)
+            assert not holds_caches(decoder)
             assert_reference(decoder)
 
 

@@ -7,7 +7,7 @@ from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.strategies import STRATEGIES
 from tests.saved import run_program
-from tests.tiny import DEEP, TINY, pipeline
+from tests.tiny import DEEP, TINY, holds_caches, pipeline
 
 NEW = 20
 PROMPTS = [[5, 17, 40, 3, 28, 11, 9], [8, 1, 33], [2, 31, 7, 7, 19, 44, 12, 30, 21, 6, 4, 4, 50]]
@@ -27,7 +27,7 @@ def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS):
 def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
     with pipeline(TINY, 3, strategy, TINY.eagle()) as decoder:
         assert by_turns(decoder) == [TINY.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
-        assert not any(stage.caches for stage in decoder.stages)
+        assert not holds_caches(decoder)
 
 
 @pytest.mark.parametrize("strategy", ["streaming", "continuous", "serial"])

@@ -411,6 +411,11 @@ def test_a_chat_template_that_fails_is_reported_in_one_line(llama3, tmp_path, te
     assert printed.startswith("the chat template of the tokenizer in") and "use template=vicuna" in printed
 
 
+def messages_of(*talk):
+    """The messages of a conversation, for pairs of a role and a text."""
+    return [{"role": role, "content": content} for role, content in talk]
+
+
 PARTS = "{% for m in messages %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endfor %}"
 MIXED_PARTS = """{% for m in messages %}
 {%- if m.role == 'user' %}{% for part in m.content %}{{ part['text'] }}{% endfor %}{% else %}{{ m.content }}{% endif %}|
@@ -426,8 +431,7 @@ ONLY_PARTS = "{{ messages[0].content[0].text }}{% if messages[0].content is stri
     (TEXT_OR_PARTS, "Be kind.|dog|fox|lazy|")], ids=["parts", "the user's", "text fails", "text or parts"])
 def test_a_template_gets_its_contents_in_the_form_that_it_reads(llama3, tmp_path, template, prompt):
     text = changed(llama3, tmp_path, chat_template=template)
-    messages = [{"role": role, "content": content} for role, content in (
-        ("system", "Be kind."), ("user", "dog"), ("assistant", "fox"), ("user", "lazy"))]
+    messages = messages_of(("system", "Be kind."), ("user", "dog"), ("assistant", "fox"), ("user", "lazy"))
     for _ in range(2):
         assert text.tokenizer.decode(text.chat_ids(messages, "own")) == prompt
 
@@ -546,12 +550,11 @@ def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_bac
 
 def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speaks_first(llama):
     talk = [("user", "How are you?"), ("assistant", "Fine."), ("user", "And the dog?")]
-    messages = [{"role": role, "content": content} for role, content in talk]
+    messages = messages_of(*talk)
     for template in ("vicuna", "llama-2", "none"):
         turns = [content for _, content in talk]
         assert llama.chat_ids(messages, template) == llama.prompt_ids(turns, template)
-    found = [{"role": "system", "content": "Be brief."},
-             *messages[:1], {"role": "user", "content": "Well?"}]
+    found = messages_of(("system", "Be brief."), talk[0], ("user", "Well?"))
     text = llama.tokenizer.decode(llama.chat_ids(found, "vicuna"), skip_special_tokens=True)
     assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
 
@@ -564,7 +567,7 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
     with refused(sentence):
-        llama.chat_ids([{"role": role, "content": content} for role, content in messages], "vicuna")
+        llama.chat_ids(messages_of(*messages), "vicuna")
 
 
 def test_a_template_that_is_a_link_out_of_its_folder_is_refused_but_not_the_hubs_own_links(llama3, tmp_path):

@@ -21,6 +21,7 @@ from tests.checkpoints import refused
 from tests.forked import CONTEXT
 from tests.saved import split_shared
 from tests.test_recovery import ASK, NEW, PROMPT, opened, reference, struck
+from tests.tiny import in_threads
 
 LINK = {"link": "torch", "recover": False}
 # specinfer needs small models
@@ -105,10 +106,8 @@ def test_a_prune_overtakes_what_nobody_has_received_yet(tmp_path):
     receiver = CONTEXT.Process(target=receive_the_second_first, args=[tmp_path])
     receiver.start()
     wires = connected(tmp_path, 0)
-    sender = threading.Thread(target=wires[DATA].send, args=[[torch.tensor([1, 2, 3])], 1])
-    sender.start()
-    wires[CONTROL].send([torch.tensor([4, 5, 6])], 1)
-    sender.join()
+    with in_threads(wires[DATA].send, [([torch.tensor([1, 2, 3])], 1)]):
+        wires[CONTROL].send([torch.tensor([4, 5, 6])], 1)
     receiver.join()
     dist.destroy_process_group()
     assert [(tmp_path / str(kind)).read_text() for kind in (DATA, CONTROL)] == ["[1, 2, 3]", "[4, 5, 6]"]

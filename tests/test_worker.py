@@ -15,7 +15,7 @@ from config.presets import ROOT
 from eval.bench.places import make_keys
 from tests.checkpoints import refused
 from tests.saved import answer_of, token_ids, wait_until
-from tests.test_hosts import ASK, ends, meet_here, own, reference, start
+from tests.test_hosts import ASK, ends, errors_of, meet_here, own, reference, start
 
 __all__ = ["own", "start"]  # fixtures
 OTHER_ASK = ("prompt_ids=9,2", "max_new_tokens=7", "temperature=0", "ignore_eos=true", "dtype=float32",
@@ -43,7 +43,7 @@ def test_workers_take_part_in_one_run_after_the_other(workers, start, saved, tmp
     for number, words in enumerate((ASK, OTHER_ASK)):
         output = tmp_path / f"answer{number}.json"
         root = start(0, rendezvous_words[0], rendezvous_words[1], "wait=60", *words, f"output={output}")
-        assert ends([root]) == [0], (tmp_path / "err0").read_text()
+        assert ends([root]) == [0], errors_of(tmp_path, 0)
         assert token_ids(output) == answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", *words)["token_ids"]
 
     for rank, worker in enumerate(started, 1):
@@ -64,10 +64,10 @@ def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, 
     environment = {WORKER_VARIABLE: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     boards = [start(rank, *words[rank], "model_dir=", **environment) for rank in (1, 2)]
     root = start(0, *words[0], f"model_dir={saved / '0+2+2'}", *ASK, f"output={output}")
-    assert ends([root, *boards]) == [0, 0, 0], (tmp_path / "err0").read_text()
+    assert ends([root, *boards]) == [0, 0, 0], errors_of(tmp_path, 0)
     assert token_ids(output) == reference()
     for rank in (1, 2):
-        assert "100 %" in (tmp_path / f"err{rank}").read_text()
+        assert "100 %" in errors_of(tmp_path, rank)
 
 
 def test_a_worker_adopts_keys_of_a_run_and_keeps_its_machine():

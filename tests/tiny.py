@@ -276,6 +276,11 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
         ring.stop()
 
 
+def holds_caches(decoder: Any) -> bool:
+    """Whether some stage keeps a cache of a request."""
+    return any(stage.caches for stage in decoder.stages)
+
+
 def random_tensor(seed: int, *shape: int) -> Tensor:
     """Numbers of the normal distribution, in float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
