@@ -27,7 +27,7 @@ from config.schema.fields import integer
 from config.schema.untrusted import one_line
 
 # These rooms decide what a rank computes.
-CODE_ROOMS = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch", "eval")
+CODE_ROOMS = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch")
 MIXED_BOARDS_ADVICE = {  # advice for boards that differ in what they have, after the general one
     "dtype": ", and dtype= too where some have CUDA and others do not",
     "kernel": ", and kernel=torch where one has no C compiler",
