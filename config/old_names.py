@@ -21,6 +21,7 @@ OLD_NAMES = {
     **dict.fromkeys(("master_addr", "master_port"), ("master", "write master=HOST:PORT")),
     **dict.fromkeys(("rows", "context"), ("repeats", "passes over several tokens are not timed: leave it out")),
     "hop": ("ndim", "the maps compare no pipelines: leave it out"),
+    "picture": ("accounting", "the table shows mean and deviation of the texts: leave it out"),
     "table": ("S", "all tables are printed: leave it out"),
     "simul_type": ("maximum_correct_tokens", "SI and DSI are both simulated: leave it out"),
     "num_stage": ("stages", "write stages=NUMBER, without rank 0"),

@@ -9,7 +9,7 @@ from config.cli import all_options, help_text
 from config.keys import LOCAL, SHARED, BoardKeys, facts_by_name, key, keys_with, local_key, read_keys, shared_key
 from config.run_config import QUESTION_KEYS, RunConfig
 from eval.dsi.acceptance import AcceptanceConfig
-from eval.dsi.keys import Heatmap, Offline, Online
+from eval.dsi.keys import Heatmap, Online
 from eval.keys import EvalConfig
 from eval.load.keys import LoadConfig
 from eval.plan.keys import PlanConfig
@@ -43,7 +43,7 @@ def test_the_scope_of_each_key():
     (RunConfig, RUN_PATHS), (EvalConfig, ["data", "results"]), (LoadConfig, ["arrivals", "data", "results"]),
     (PlanConfig, ["data", "measured", "write_hosts"]),
     (AcceptanceConfig, ["data", "draft", "target", "traces"]),
-    (Offline, ["picture"]), (Online, ["traces"]), (Heatmap, ["output"]),
+    (Online, ["traces"]), (Heatmap, ["output"]),
 ])
 def test_the_keys_that_name_files(config_class, names):
     named = [name for name, facts in facts_by_name(config_class).items() if facts.names_file]

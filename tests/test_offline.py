@@ -1,8 +1,6 @@
 """The command scripts.simulate offline: a text by every algorithm, exactly and drawn."""
 from __future__ import annotations
 
-import pytest
-
 from eval.dsi import cost_model as rounds
 from eval.dsi.command import main
 from eval.dsi.cost_model import mean_cost
@@ -44,10 +42,3 @@ def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys
     for acceptance, cost in (("0", "40"), ("1", "4.9")):
         assert main(["offline", "accounting=original", "num_repeats=2", "S=40", f"a={acceptance}"]) == 0
         assert rows(capsys.readouterr().out)["DSI"][3] == cost
-
-
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_a_picture_is_drawn(form, tmp_path, output_of):
-    picture = tmp_path / f"costs.{form}"
-    shown = output_of(main, ["offline", "S=30", "num_repeats=20", f"picture={picture}"])
-    assert picture.stat().st_size > 5000 and f"The histograms are in {picture}." in shown

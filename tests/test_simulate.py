@@ -92,7 +92,7 @@ MISTAKES = {  # the command with its words, and what is said of them
     "latency device=cuda:99": "device=cuda:99 does not exist here",
     "offline accounting=exact": "choose one of corrected, original",
     "offline k=1": "is too small for k=1",
-    "offline picture=costs.txt": "give a file that ends in .png or .svg",
+    "offline picture=costs.png": "the table shows mean and deviation of the texts: leave it out",
     "online c=5": "c=5 exceeds failure_cost=1, but the drafter must not be slower than the target: give c=1 or less",
     "online a=1.1": "give a number from 0 to 1",
     "online k=1.5": "k=1.5 is not a whole number",

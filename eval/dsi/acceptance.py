@@ -102,9 +102,9 @@ def main(config: AcceptanceConfig) -> int:
     drafter = open_model(config.draft, config, target)
     prompts_by_set = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
 
-    records_by_set: dict[str, Records] = {}
-    for name, prompts in prompts_by_set.items():
-        records_by_set[name] = measured_records(target, drafter, ProgressBar(prompts, desc=name, leave=False), config)
+    records_by_set = {
+        name: measured_records(target, drafter, ProgressBar(prompts, desc=name, leave=False), config)
+        for name, prompts in prompts_by_set.items()}
 
     choice_note = "greedy decoding"
     if config.do_sample:

@@ -66,7 +66,9 @@ def main(config: Heatmap) -> int:
 
     bests = best(config)
     write(folder / "heatmap.csv", table(config, bests), SPACE_REMEDY)
-    draw(config, bests, folder)
+    for speed_map in MAPS:
+        with new_figure(folder / f"{speed_map.name}.png", (6.4, 5.4), layout="constrained", dpi=160) as axes:
+            draw(axes, config, speed_map, speed_up(speed_map, bests))
 
     print("\n".join(summary(config, bests)))
     print(f"The maps are in {folder}, simulated by formulas.")
@@ -151,14 +153,7 @@ def table(config: Heatmap, bests: Bests) -> str:
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
-def draw(config: Heatmap, bests: Bests, folder: Path) -> None:
-    """Write every map into a folder."""
-    for speed_map in MAPS:
-        with new_figure(folder / f"{speed_map.name}.png", (6.4, 5.4), layout="constrained", dpi=160) as axes:
-            _draw_map(axes, config, speed_map, speed_up(speed_map, bests))
-
-
-def _draw_map(axes: Any, config: Heatmap, speed_map: Map, ratio: Array) -> None:
+def draw(axes: Any, config: Heatmap, speed_map: Map, ratio: Array) -> None:
     """Draw the speed-ups `[C, A]` of a map, brighter where they are larger; slow-downs share the first band."""
     cost_note = f"simulated; accounting: {config.accounting}, target servers: {config.num_target_servers}"
     axes.set_title(f"Speed-up of {speed_map.method} over {speed_map.compared}\n{cost_note}", loc="left")

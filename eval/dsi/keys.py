@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
 from config.keys import Checked, key
-from config.values import COUNT, Choices, Range, TextForm
+from config.values import COUNT, Choices, Range
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
 COMMAND = "python3 -m scripts.simulate"
@@ -56,12 +56,10 @@ class Offline(Simulation):
 
     EXAMPLES = f"""\
   {COMMAND} offline
-  {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png"""
+  {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original"""
 
     accounting: str = key("corrected", "of DSI: corrected (as by events), or original (as in the published simulator)",
         Choices(ACCOUNTINGS), heading="Accounting")
-    picture: str = key("", "file (.png or .svg) for histograms of costs and iterations; empty: none",
-        TextForm(r".*\.(png|svg)", "a file that ends in .png or .svg"), names_file=True, is_output=True)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ TicksByMethod = Mapping[str, Sequence[Tuple[int, int]]]  # the ticks and the for
 def main(config: Online) -> int:
     samples: dict[str, list[tuple[int, int]]] = {method: [] for method in (PLAIN, "SI", "DSI")}
 
-    texts = islice(texts_of(config), config.num_repeats)
-    progress = ProgressBar(texts, desc="virtual clock", unit="text", total=config.num_repeats, delay=1, leave=False)
-    for text_number, is_correct in enumerate(progress):
+    texts = texts_of(config)
+    for text_number in ProgressBar(range(config.num_repeats), desc="virtual clock", unit="text", delay=1, leave=False):
+        is_correct = next(texts)
         for method, method_samples in samples.items():
             outcome = decode(method, plan_of(config, text_number), is_correct)
             method_samples.append((outcome.ticks, outcome.num_forwards))

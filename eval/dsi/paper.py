@@ -173,8 +173,6 @@ def table_3() -> Iterator[str]:
     """Yield the lines of Table 3: the published ratios of a first forward to a later one."""
     rows = [(row.pair, row.data, f"{row.first_target:.2f}", f"{row.first_drafter:.2f}") for row in TABLE
             if (row.pair, row.data) != ("Phi3-14B / 4B", "Alpaca")]
-    yield ("Table 3: published ratios of TTFT to TPOT, as the column online above uses them; they are of models and "
-           "GPUs, so")
-    yield ("they can only be measured: python3 -m scripts.simulate table target=DIR drafts=DIR does that for other "
-           "models.\n")
+    yield "Table 3: published ratios of TTFT to TPOT, which online above uses; they are of models and GPUs, so they can"
+    yield "only be measured: python3 -m scripts.simulate table target=DIR drafts=DIR does that for other models.\n"
     yield from markdown(("target / drafter", "data", "target", "drafter"), rows)
