@@ -90,11 +90,19 @@ def create_chat(sdk: Any) -> Callable[..., Any]:
     return create
 
 
+def exit_code_of(command: Callable[..., int], *arguments: Any) -> object:
+    """That with which a command ends, by its return or by SystemExit."""
+    try:
+        return command(*arguments)
+    except SystemExit as end:
+        return end.code
+
+
 @pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command prints to stderr that has to end with the exit code 2."""
     def run_to_error(command: Callable[..., int], *arguments: Any) -> str:
-        assert command(*arguments) == 2
+        assert exit_code_of(command, *arguments) == 2
         return capsys.readouterr().err
 
     return run_to_error
@@ -116,7 +124,7 @@ def sentence_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def output_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command prints to stdout that has to succeed."""
     def run_to_end(command: Callable[..., int], *arguments: Any) -> str:
-        assert command(*arguments) == 0
+        assert exit_code_of(command, *arguments) == 0
         return capsys.readouterr().out
 
     return run_to_end

@@ -13,11 +13,8 @@ from toy.recipe.llama import ATTENTION, OptShape, Shape, export, logits_of
 @pytest.mark.parametrize("words", [
     ["--repeats", "0"], ["--repeats", "1.5"], ["--threads", "1", "0"], ["--threads", "9" * 5000], ["--threads"]],
     ids=lambda words: " ".join(words)[:20])
-def test_a_number_that_makes_no_sense_is_refused(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        bench.main(["peers", "FILE", *words])
-    printed = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and words[0] in printed[-1]
+def test_a_number_that_makes_no_sense_is_refused(words, error_of):
+    assert words[0] in error_of(bench.main, ["peers", "FILE", *words]).splitlines()[-1]
 
 
 def test_a_measurement_that_is_none_shows_what_there_is(capsys):

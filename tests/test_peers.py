@@ -1,8 +1,6 @@
 """The comparison with what people would take instead: everyone reads the same file, and missing ones are named."""
 from __future__ import annotations
 
-import pytest
-
 from eval.bench import Cost, peers
 from eval.bench.peers import table, write_random
 from launch.split.gguf import unpack
@@ -59,9 +57,7 @@ def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_
     assert found.vocab == len(TOKENS) and found.tied
 
 
-def test_a_comparison_over_processes_is_answered_by_where_its_figures_are(capsys):
+def test_a_comparison_over_processes_is_answered_by_where_its_figures_are(error_of):
     for words in (["--over", "4"], ["over=4"]):
-        with pytest.raises(SystemExit) as end:
-            peers.peers(["m.gguf", *words])
-        assert end.value.code == 2
-        assert "is not measured any more: leave it out; docs/performance.md has the last" in capsys.readouterr().err
+        printed = error_of(peers.peers, ["m.gguf", *words])
+        assert "is not measured any more: leave it out; docs/performance.md has the last" in printed

@@ -640,11 +640,10 @@ def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base
     assert chosen("--dtype", "float32") == f"{base}: template own, float32 on cpu\n"
 
 
-def test_an_option_of_an_earlier_version_is_answered_with_what_to_do(capsys):
+def test_an_option_of_an_earlier_version_is_answered_with_what_to_do(error_of):
     for word in OLD_OPTIONS:
-        with pytest.raises(SystemExit):
-            train_eagle.main(["base", "out", "--data", "x", word, "4"])
-        assert f"error: unknown option {word}: {OLD_OPTIONS[word]}\n" in capsys.readouterr().err
+        printed = error_of(train_eagle.main, ["base", "out", "--data", "x", word, "4"])
+        assert f"error: unknown option {word}: {OLD_OPTIONS[word]}\n" in printed
 
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, error_of):

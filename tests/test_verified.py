@@ -10,8 +10,6 @@ from model.rules import laws, mss, naive, with_replacement
 from model.sample import Sampler
 from pipeline.answers import Request
 from scripts.bench import main
-from tests.saved import save_model
-from tests.test_acceptance import save_off
 from tests.test_rules import CASES, distribution, proposals
 from tests.tiny import CAPACITY, TINY, TREE, admit_text, digits, pipeline
 
@@ -107,17 +105,13 @@ def test_the_expected_passes_of_multi_step_sampling_are_those_of_pipelines():
     assert spread > 0 and abs(np.mean(differences)) < 4 * spread
 
 
-def test_the_command_prints_three_tables_with_the_paper_s(tmp_path, capsys):
-    save_model(tmp_path / "target")
-    drafter = save_off(tmp_path / "drafter", 0.05)
-    words = [f"target={tmp_path / 'target'}", f"draft={drafter}", "dtype=float64", "template=none", "max_new_tokens=8",
+def test_the_command_prints_three_tables_with_the_paper_s(saved, output_of):
+    words = [f"target={saved / 'base'}", f"draft={saved / 'far'}", "dtype=float64", "template=none", "max_new_tokens=8",
              "sets=qa,sum", "num_examples=2"]
-    assert main(["specinfer", *words]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(main, ["specinfer", *words])
     assert [printed.count(f"Table {number}") for number in (1, 2, 3)] == [1, 1, 1]
     assert "LLaMA-7B with LLaMA-68M" in printed and printed.count("Alpaca") == 5 and printed.count("    all ") == 9
-    assert main(["specinfer", *words, "do_sample=false"]) == 0
-    assert "Table 3" not in capsys.readouterr().out
+    assert "Table 3" not in output_of(main, ["specinfer", *words, "do_sample=false"])
 
 
 @pytest.mark.parametrize("words, message", [
