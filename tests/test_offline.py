@@ -13,7 +13,7 @@ def rows(shown):
     return {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.split(" ")[0] in NAMES}
 
 
-def test_the_table_has_the_exact_mean_of_every_algorithm(output_of, capsys):
+def test_the_table_has_the_exact_mean_of_every_algorithm(output_of):
     words = ["offline", "c=0.2", "a=0.8", "k=3", "S=60", "num_repeats=400"]
     shown = output_of(main, words)
     found = rows(shown)
@@ -26,19 +26,17 @@ def test_the_table_has_the_exact_mean_of_every_algorithm(output_of, capsys):
         standard_error = float(found[name][4]) / 400 ** 0.5
         assert abs(float(found[name][3]) - exact) < 4 * standard_error
     assert found["non-SI"] == ["60", "1", "1.000", "60", "0", "60"]
-    assert main([*words, "accounting=original"]) == 0
-    original = rows(capsys.readouterr().out)
+    original = rows(output_of(main, [*words, "accounting=original"]))
     assert original["SI"] == found["SI"]
     assert float(original["DSI"][0]) > float(found["DSI"][0])
-    assert main(words) == 0 and rows(capsys.readouterr().out) == found, "the same seed draws the same"
+    assert rows(output_of(main, words)) == found, "the same seed draws the same"
 
 
-def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys):
+def test_the_original_accounting_draws_what_the_published_simulator_draws(output_of):
     """Its sanity run, of 5 texts of 1000 tokens with seed 42, gives about 322 for SI and 219 for DSI."""
-    assert main(["offline", "accounting=original", "num_repeats=5"]) == 0
-    found = rows(capsys.readouterr().out)
+    found = rows(output_of(main, ["offline", "accounting=original", "num_repeats=5"]))
     assert (found["SI"][3], found["SI"][-1]) == ("322.24", "215")
     assert (found["DSI"][3], found["DSI"][-1]) == ("219.18", "247.2")
     for acceptance, cost in (("0", "40"), ("1", "4.9")):
-        assert main(["offline", "accounting=original", "num_repeats=2", "S=40", f"a={acceptance}"]) == 0
-        assert rows(capsys.readouterr().out)["DSI"][3] == cost
+        shown = output_of(main, ["offline", "accounting=original", "num_repeats=2", "S=40", f"a={acceptance}"])
+        assert rows(shown)["DSI"][3] == cost
