@@ -35,7 +35,7 @@ else:
     NO_KERNELS = ""
 
 needs_kernels = pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
-of_each_kind = pytest.mark.parametrize("kind", IN_BLOCKS)
+of_each_word = pytest.mark.parametrize("quant_word", IN_BLOCKS)
 NAMES = [each.name for each in BLOCK_TYPES]
 NUM_OUTPUTS, NUM_INPUTS = 40, 512
 MIXED = (Kind.Q4_0, Kind.Q6_K, Kind.Q8_0, Kind.Q4_K, Kind.Q5_0, Kind.F16, Kind.Q4_1)
@@ -81,13 +81,13 @@ def test_a_weight_is_quantized_to_the_bytes_of_llama_cpp(name, scale, dtype):
     assert torch.equal(unfold(quantize(name, unfold(blocks))), unfold(blocks)), "quantized again, nothing moves"
 
 
-@of_each_kind
-def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_were(kind, tmp_path):
+@of_each_word
+def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_were(quant_word, tmp_path):
     save_model(tmp_path / "base")
-    split_quietly(tmp_path / "base", tmp_path / "out", "0+2+2", layout=Layout(kind))
-    source, type_name, num_quantized = Unfolded(tmp_path / "base"), IN_BLOCKS[kind], 0
+    split_quietly(tmp_path / "base", tmp_path / "out", "0+2+2", layout=Layout(quant_word))
+    source, type_name, num_quantized = Unfolded(tmp_path / "base"), IN_BLOCKS[quant_word], 0
     for part in check(tmp_path / "out"):
-        assert part.quant == kind
+        assert part.quant == quant_word
         for name in part.weights.names():
             weight, stored = source.read(name), part.weights.read_stored(name)
             if LINEAR_WEIGHT.search(name) and weight.shape[1] % 32 == 0:
@@ -98,24 +98,24 @@ def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_w
     assert num_quantized == 4 * 6, "all linear layers but down_proj, whose 48 inputs are no whole groups"
 
 
-@of_each_kind
-def test_a_gguf_file_that_is_quantized_keeps_its_other_blocks(kind, tmp_path):
-    split_quietly(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "out", "0+1+1", layout=Layout(kind))
+@of_each_word
+def test_a_gguf_file_that_is_quantized_keeps_its_other_blocks(quant_word, tmp_path):
+    split_quietly(write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "out", "0+1+1", layout=Layout(quant_word))
     source = Unfolded(tmp_path / "out" / "whole")
     for part in check(tmp_path / "out"):
         for name in part.weights.names():
             if LINEAR_WEIGHT.search(name):
-                assert block_type(part.weights.stored_form(name).shape).name == IN_BLOCKS[kind]
+                assert block_type(part.weights.stored_form(name).shape).name == IN_BLOCKS[quant_word]
             else:
                 assert torch.equal(part.weights.read_stored(name), source.read_stored(name)), name
 
 
 @needs_kernels
-@of_each_kind
-def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_that_was_said(kind, tmp_path):
+@of_each_word
+def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_that_was_said(quant_word, tmp_path):
     folder = described_in(tmp_path, (Kind.F32,))
     packed_tensors = []
-    for name, layout, quant in (("blocks", Layout(kind), "auto"), ("plain", Layout(), kind)):
+    for name, layout, quant in (("blocks", Layout(quant_word), "auto"), ("plain", Layout(), quant_word)):
         split_quietly(folder, tmp_path / name, "0+2", layout=layout)
         config = RunConfig(quant=quant, kernel="native", dtype="float32", max_length=200)
         spec = RankSpec(config, Part(tmp_path / name / "stage_1"))
@@ -125,16 +125,16 @@ def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_
         source = spec.part.weights
         num_weights = sum(prod(source.form(each).shape) for each in source.names() if LINEAR_WEIGHT.search(each))
         num_bytes = sum(x.numel() * x.element_size() for x in stage.part._weights.tensors if x.dim() > 1)
-        assert num_bytes == num_weights * PACKED_BYTES[IN_BLOCKS[kind]]
+        assert num_bytes == num_weights * PACKED_BYTES[IN_BLOCKS[quant_word]]
         assert need(spec).weights >= num_bytes
     assert same(*packed_tensors)
 
 
 @needs_kernels
 @pytest.mark.parametrize("kernel", ["native", "torch"])
-@of_each_kind
+@of_each_word
 @pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
-def test_all_methods_and_stages_write_one_text_with_quantized_weights(kind, kernel, words, tmp_path):
+def test_all_methods_and_stages_write_one_text_with_quantized_weights(quant_word, kernel, words, tmp_path):
     save_model(tmp_path / "base")
 
     def text(method, folder, *others):
@@ -143,11 +143,11 @@ def test_all_methods_and_stages_write_one_text_with_quantized_weights(kind, kern
                          *words, *others)["token_ids"]
 
     for stages in ("0+4", "0+1+1+2"):
-        split_quietly(tmp_path / "base", tmp_path / stages, stages, layout=Layout(kind))
+        split_quietly(tmp_path / "base", tmp_path / stages, stages, layout=Layout(quant_word))
     split_quietly(tmp_path / "base", tmp_path / "plain", "0+2+2")
     expected = text("ar", tmp_path / "0+4")
-    assert text("ar", tmp_path / "plain", f"quant={kind}") == expected
-    assert kind == "int8" or text("ar", tmp_path / "plain") != expected, "nothing was quantized"
+    assert text("ar", tmp_path / "plain", f"quant={quant_word}") == expected
+    assert quant_word == "int8" or text("ar", tmp_path / "plain") != expected, "nothing was quantized"
     for method in ("ar", "continuous", "streaming", "pipedec"):
         assert text(method, tmp_path / "0+1+1+2") == expected
     assert len(expected) == 24

@@ -17,6 +17,7 @@ from config.old_names import OLD_NAMES, advice_for
 from config.presets import PRESETS, ROOT
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
+from eval.dsi.keys import Heatmap, Online, Paper
 from eval.keys import EvalConfig
 from eval.plan.keys import PlanConfig
 from launch.run import prepare
@@ -241,8 +242,9 @@ def test_an_old_name_is_answered_with_the_key_of_today(word, advice):
 
 
 def test_the_keys_of_today_that_old_names_lead_to_exist():
-    keys = {option.name for kind in (RunConfig, EvalConfig, PlanConfig) for option in options(kind)}
-    assert {key for key, _ in OLD_NAMES.values()} <= keys
+    keys = {option.name for config_class in (RunConfig, EvalConfig, PlanConfig) for option in options(config_class)}
+    simulated_keys = {option.name for config_class in (Heatmap, Online, Paper) for option in options(config_class)}
+    assert {key for key, _ in OLD_NAMES.values()} <= keys | simulated_keys
     assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
     assert advice_for("init_topk", {"stages"}) == "", "the command has no width"
 

@@ -17,9 +17,9 @@ from scripts import generate, serve
 from tests.checkpoints import refused
 
 
-def settled(words, kind=None):
+def settled(words, keys_class=None):
     """The words that start the ranks, without the kernel, which depends on the machine."""
-    return [word for word in resolve(words, kind).words if not word.startswith("kernel=")]
+    return [word for word in resolve(words, keys_class).words if not word.startswith("kernel=")]
 
 
 def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(error_of, capsys):
@@ -39,8 +39,8 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     shutil.copytree(parse([]).base_dir, model)
     (model / "chat_template.jinja").write_text("{{ messages }}")
     words, found = [f"base_dir={model}", "stages=2"], ["template=own", "draft=suffix"]
-    for kind in (None, ServeConfig, EvalConfig):
-        assert settled(words, kind) == [*words, *found]
+    for keys_class in (None, ServeConfig, EvalConfig):
+        assert settled(words, keys_class) == [*words, *found]
     assert settled([*words, "prompt_ids=1"])[3:] == found[1:]
     assert settled([*words, "pipeline_type=ar"])[3:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[3:]
     assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
@@ -105,9 +105,9 @@ def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypat
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
-    for kind, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"),
+    for keys_class, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"),
                         (ServeConfig, "draft=eagle+suffix")):
         with refused("has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or add eagle"):
-            parse([f"base_dir={tmp_path}", draft], kind=kind)
+            parse([f"base_dir={tmp_path}", draft], kind=keys_class)
     parse([f"base_dir={tmp_path}", "draft=eagle", "pipeline_type=ar"])
     parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], kind=EvalConfig)

@@ -36,7 +36,7 @@ def test_the_keys_of_a_run_with_a_fact(fact, names):
 def test_the_scope_of_each_key():
     assert keys_with(RunConfig, "scope", LOCAL) == set(RUN_LOCAL)
     assert keys_with(EvalConfig, "scope", LOCAL) == {"data", "results", "launch"}
-    assert {facts.scope for facts in facts_by_name(RunConfig).values()} == {LOCAL, SHARED}
+    assert {key_facts.scope for key_facts in facts_by_name(RunConfig).values()} == {LOCAL, SHARED}
 
 
 @pytest.mark.parametrize("config_class, names", [
@@ -46,7 +46,7 @@ def test_the_scope_of_each_key():
     (Online, ["traces"]), (Heatmap, ["output"]),
 ])
 def test_the_keys_that_name_files(config_class, names):
-    named = [name for name, facts in facts_by_name(config_class).items() if facts.names_file]
+    named = [name for name, key_facts in facts_by_name(config_class).items() if key_facts.names_file]
     assert sorted(named) == sorted(names)
 
 
@@ -56,7 +56,7 @@ def test_the_keys_of_files_that_a_command_writes():
 
 
 def test_what_discards_a_value_of_a_preset():
-    discarding = {name: set(facts.discarded_by) for name, facts in facts_by_name(RunConfig).items()}
+    discarding = {name: set(key_facts.discarded_by) for name, key_facts in facts_by_name(RunConfig).items()}
     assert {name for name, keys in discarding.items() if "profile" in keys} == TUNED_KEYS
     for folder in ("model_dir", "base_dir"):
         assert {name for name, keys in discarding.items() if folder in keys} == MODEL_KEYS | TUNED_KEYS
