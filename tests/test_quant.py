@@ -46,9 +46,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
 
 
-def split_quantized(saved, folder, kind, stages="0+4", head=None):
-    """The folders of the tiny model's ranks, with weights of this kind."""
-    return split(saved / "base", folder, stages, head, progress=False, layout=Layout(kind))
+def split_quantized(saved, folder, quantization, stages="0+4", head=None):
+    """The folders of the tiny model's ranks, with quantized weights."""
+    return split(saved / "base", folder, stages, head, progress=False, layout=Layout(quantization))
 
 
 def spec_of(folder, rank=1, dtype="float32", **keys):
@@ -64,8 +64,8 @@ def parameters_of(stage):
 def quantized(saved, tmp_path_factory):
     """The tiny model, split once for every quantization."""
     out = tmp_path_factory.mktemp("quantized")
-    for kind in QUANTIZED:
-        split_quantized(saved, out / kind, kind, "0+2+2", saved / "head")
+    for quantization in QUANTIZED:
+        split_quantized(saved, out / quantization, quantization, "0+2+2", saved / "head")
     return out
 
 
@@ -78,15 +78,15 @@ def linear(inputs, outputs, dtype, bias=True):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("quantization", KINDS)
 @pytest.mark.parametrize("inputs, outputs", [(256, 96), (32, 53)])
-def test_a_quantized_linear_is_near_the_plain_one(kind, inputs, outputs, dtype):
+def test_a_quantized_linear_is_near_the_plain_one(quantization, inputs, outputs, dtype):
     module, x = linear(inputs, outputs, dtype)
     wanted = module["linear"](x).double()
-    compress(module, kind, dtype)
+    compress(module, quantization, dtype)
     got = module["linear"](x)
-    assert isinstance(module["linear"], Quantized) == (kind in LIBRARY_KINDS) and got.dtype == dtype
-    assert 0 < (got.double() - wanted).norm() / wanted.norm() < FAR[kind]
+    assert isinstance(module["linear"], Quantized) == (quantization in LIBRARY_KINDS) and got.dtype == dtype
+    assert 0 < (got.double() - wanted).norm() / wanted.norm() < FAR[quantization]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -98,45 +98,46 @@ def test_a_row_of_int8_is_the_same_in_every_batch(dtype):
         assert torch.equal(module["linear"](x[:rows]), whole[:rows])
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
 @pytest.mark.parametrize("inputs", [48, 64, 32])
-def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(kind, inputs):
+def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(quantization, inputs):
     module, _ = linear(inputs, 24, torch.float64)
     weight = module["linear"].weight
-    held = quantize(kind, weight)
+    held = quantize(quantization, weight)
     codes = torch.stack((held["weight"] >> 4, held["weight"] & 15), -1).reshape(-1).long()
-    wanted = quant.library().get_4bit_type(kind, device="cpu")[codes] * held["scale"].repeat_interleave(BLOCK_SIZE)
-    compress(module, kind, torch.float64)
+    values = quant.library().get_4bit_type(quantization, device="cpu")
+    wanted = values[codes] * held["scale"].repeat_interleave(BLOCK_SIZE)
+    compress(module, quantization, torch.float64)
     assert torch.equal(module["linear"].unfolded(torch.float32), wanted.view(24, inputs))
     blocks = weight.reshape(-1, BLOCK_SIZE)
     assert torch.equal(held["scale"], blocks.abs().amax(1).float())
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(kind):
+@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
+def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(quantization):
     module, x = linear(256, 96, torch.float32)
-    compress(module, kind, torch.float32)
+    compress(module, quantization, torch.float32)
     wanted, module["linear"].has_kernel = module["linear"](x), True
     assert torch.allclose(module["linear"](x), wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
+@pytest.mark.parametrize("quantization", KINDS)
+def test_a_weight_is_quantized_alike_in_pieces(quantization, monkeypatch):
     weight = linear(96, 80, torch.float32)[0]["linear"].weight
-    whole = quantize(kind, weight)
+    whole = quantize(quantization, weight)
     for module in (quant, blocks):
         monkeypatch.setattr(module, "WEIGHTS_AT_ONCE", 4 * BLOCK_SIZE)
-    assert same(quantize(kind, weight), whole)
+    assert same(quantize(quantization, weight), whole)
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
-def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized):
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_a_quantized_split_holds_what_loading_would_make(quantization, saved, quantized):
     for rank in (1, 2):
         stages = (build_stage(spec_of(folder, rank, "float64", **keys), OFF)
-                  for folder, keys in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind})))
+                  for folder, keys in ((quantized / quantization, {}), (saved / "0+2+2", {"quant": quantization})))
         assert same(*map(parameters_of, stages))
         small, large = [(folder / f"stage_{rank}" / "model.safetensors").stat().st_size
-                        for folder in (quantized / kind, saved / "0+2+2")]
+                        for folder in (quantized / quantization, saved / "0+2+2")]
         assert small < 0.6 * large
 
 
@@ -174,32 +175,32 @@ def text(folder, tmp_path, *words):
     "int8 float64 0.8 serial naive", "int4 float64 0.8 pruned continuous", "fp4 float64 0.8 naive pruned",
     "int8 float32 0 continuous pipedec", "nf4 float32 0 serial continuous"])
 def test_every_method_writes_the_text_of_ar_over_quantized_stages(setting, saved, quantized, tmp_path):
-    kind, dtype, temperature, *methods = setting.split()
+    quantization, dtype, temperature, *methods = setting.split()
     words = [f"dtype={dtype}", f"temperature={temperature}"]
-    wanted = text(quantized / kind, tmp_path, "pipeline_type=ar", *words)
-    assert text(saved / "0+2+2", tmp_path, "pipeline_type=ar", f"quant={kind}", *words) == wanted
+    wanted = text(quantized / quantization, tmp_path, "pipeline_type=ar", *words)
+    assert text(saved / "0+2+2", tmp_path, "pipeline_type=ar", f"quant={quantization}", *words) == wanted
     assert text(saved / "0+2+2", tmp_path, "pipeline_type=ar", *words) != wanted, "nothing was quantized"
     for method in methods:
-        got = text(quantized / kind, tmp_path, f"pipeline_type={method}", "quant_draft=true", *words)
+        got = text(quantized / quantization, tmp_path, f"pipeline_type={method}", "quant_draft=true", *words)
         assert got == wanted, method
     small = ("draft=model", f"draft_dir={saved / 'base'}", "quant_draft=true")
-    assert text(quantized / kind, tmp_path, *small, *words) == wanted
+    assert text(quantized / quantization, tmp_path, *small, *words) == wanted
 
 
 OLDER = ("llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt")
 NEWER = ("phi3", "granite", "gemma3", "mixtral", "gpt-oss")
 
 
-@pytest.mark.parametrize("name, kind", [
-    *((name, kind) for place, name in enumerate(OLDER)
-      for kind in QUANTIZED[place % 2::2]),
+@pytest.mark.parametrize("name, quantization", [
+    *((name, quantization) for place, name in enumerate(OLDER)
+      for quantization in QUANTIZED[place % 2::2]),
     *((name, QUANTIZED[place % 2]) for place, name in enumerate(NEWER))])
-def test_every_family_can_be_quantized(name, kind, tmp_path, monkeypatch):
+def test_every_family_can_be_quantized(name, quantization, tmp_path, monkeypatch):
     class_name, fields = MODELS[name]
     widths = {key: 64 for key in ("hidden_size", "word_embed_proj_dim") if key in fields}  # whole groups of inputs
     monkeypatch.setitem(MODELS, name, (class_name, {**fields, **widths}))
     family = Saved(name, tmp_path)
-    split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(kind))
+    split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(quantization))
     x, off = torch.arange(12), []
     states = dict.fromkeys((family.parts, tmp_path / "quantized"), x)
     for rank in (1, 2, 3):
@@ -209,9 +210,9 @@ def test_every_family_can_be_quantized(name, kind, tmp_path, monkeypatch):
             states[folder] = stage.part(states[folder], x, stage.cache(0))
         plain, rough = states.values()
         off.append(float((rough - plain).norm() / plain.norm()))
-        loaded = build_stage(spec_of(family.parts, rank, "float64", quant=kind), OFF)
+        loaded = build_stage(spec_of(family.parts, rank, "float64", quant=quantization), OFF)
         assert same(parameters_of(loaded), parameters_of(stage))
-    assert 0 < off[0] < FAR_BEHIND[kind], off
+    assert 0 < off[0] < FAR_BEHIND[quantization], off
 
 
 def test_a_draft_is_quantized_only_when_asked(saved):
@@ -226,25 +227,25 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         assert not isinstance(lm_head.product, Quantized)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("kernel", ["torch", "native"])
-def test_a_head_is_quantized_to_blocks_when_asked(kind, kernel, saved):
-    specs = [spec_of(saved / "0+2+2", 0, quant_head=asked, kernel=kernel) for asked in ("none", kind)]
+def test_a_head_is_quantized_to_blocks_when_asked(quantization, kernel, saved):
+    specs = [spec_of(saved / "0+2+2", 0, quant_head=asked, kernel=kernel) for asked in ("none", quantization)]
     plain, rough = map(build_lm_head, specs)
     x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
     assert 0 < float(off) < quant_layers.MAX_ERROR
     assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
-    unfolded = rounded(IN_BLOCKS[kind], specs[0].part.weights.read(HEAD))
+    unfolded = rounded(IN_BLOCKS[quantization], specs[0].part.weights.read(HEAD))
     expected = x_TD @ unfolded.t()
     assert (rough(x_TD) - expected).norm() < 0.01 * expected.norm()
 
 
-@pytest.mark.parametrize("kind, form", [("int8", packing.INT8), ("int4", packing.INT4)])
+@pytest.mark.parametrize("quantization, form", [("int8", packing.INT8), ("int4", packing.INT4)])
 @pytest.mark.parametrize("keys", [{"draft": "eagle"}, {"draft": "model", "draft_dir": "base"}], ids=str)
-def test_a_draft_is_computed_from_its_blocks_by_native_kernels(kind, form, keys, saved):
+def test_a_draft_is_computed_from_its_blocks_by_native_kernels(quantization, form, keys, saved):
     draft_keys = {**keys, "draft_dir": str(saved / "base")} if "draft_dir" in keys else keys
-    spec = spec_of(saved / "0+2+2", 0, quant=kind, quant_draft=True, kernel="native", **draft_keys)
+    spec = spec_of(saved / "0+2+2", 0, quant=quantization, quant_draft=True, kernel="native", **draft_keys)
     [draft] = build_draft(spec, build_lm_head(spec)).networks
 
     products = {name: module for name, module in draft.network.named_modules() if isinstance(module, NativeLinear)}
@@ -262,8 +263,8 @@ def test_auto_is_what_the_split_holds(quantized):
 
 
 def test_int8_and_int4_are_blocks_but_for_int8_on_cuda():
-    assert [kind_on(CPU, kind) for kind in QUANTIZATIONS] == ["none", "Q8_0", "Q4_1", "nf4", "fp4"]
-    assert [kind_on(CUDA, kind) for kind in QUANTIZATIONS] == ["none", "int8", "Q4_1", "nf4", "fp4"]
+    assert [kind_on(CPU, quantization) for quantization in QUANTIZATIONS] == ["none", "Q8_0", "Q4_1", "nf4", "fp4"]
+    assert [kind_on(CUDA, quantization) for quantization in QUANTIZATIONS] == ["none", "int8", "Q4_1", "nf4", "fp4"]
 
 
 @pytest.mark.parametrize("stored, keys, expected_kinds", [  # what is computed, and quantized to while loading
@@ -280,13 +281,13 @@ def test_what_a_rank_does_with_a_split(stored, keys, expected_kinds, saved, quan
     assert (spec.quant, spec.quantizes) == expected_kinds
 
 
-@pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_a_split_of_the_former_form_is_refused(kind, saved, tmp_path):
+@pytest.mark.parametrize("quantization", IN_BLOCKS)
+def test_a_split_of_the_former_form_is_refused(quantization, saved, tmp_path):
     """It has weights in two dimensions, and scales beside them."""
     folder = split_quantized(saved, tmp_path, "nf4")[1]
-    change_json(folder / "manifest.json", quant=kind)
-    with refused(f"holds {kind} weights in a form that is no longer read; split again: python "
-                 f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 4 --quant {kind}"):
+    change_json(folder / "manifest.json", quant=quantization)
+    with refused(f"holds {quantization} weights in a form that is no longer read; split again: python "
+                 f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 4 --quant {quantization}"):
         Part(folder)
 
 
@@ -311,5 +312,5 @@ def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkey
         build_stage(spec, OFF)
     with refused("nf4 weights cannot be computed"):
         split_quantized(saved, saved / "never", "nf4")
-    for kind in ("none", *blocks.QUANTIZERS):
-        probe(kind, torch.float32, "cpu")
+    for quantization in ("none", *blocks.QUANTIZERS):
+        probe(quantization, torch.float32, "cpu")
