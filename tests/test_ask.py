@@ -195,6 +195,7 @@ def test_an_output_file_is_whole_though_nothing_can_be_printed(ask, tmp_path, mo
             errors.getvalue())
     found, right = ([content] if isinstance(content, dict) else content for content in (
         read_json_file(tmp_path / name) for name in ("found.json", "right.json")))
+
     assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in right]
     assert len(found) == 1 + several
 

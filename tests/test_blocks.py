@@ -95,6 +95,7 @@ def test_a_quantized_split_holds_blocks_of_llama_cpp_and_other_weights_as_they_w
                 num_quantized += 1
             else:
                 assert torch.equal(stored, weight), name
+
     assert num_quantized == 4 * 6, "all linear layers but down_proj, whose 48 inputs are no whole groups"
 
 

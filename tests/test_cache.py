@@ -81,6 +81,7 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     prune(cache, tree)
     fresh = TINY.new_cache()
     run(fresh, tree, [*tree.trunk, c], text=5)
+
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
     for held in zip(cache.slots[0].tensors, fresh.slots[0].tensors):
         got, want = (x[:, :, :6] for x in held)
@@ -131,6 +132,7 @@ def test_rows_read_the_same_where_text_behind_a_window_is_dropped(seed, loss):
         for cache in (whole, cut) if rng.random() >= loss else ():
             prune(cache, tree)
     full, near = cut.slots
+
     assert whole.slots[0].first == full.first == 0 < near.first
 
 
@@ -146,6 +148,7 @@ def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it
     with pytest.raises(AssertionError, match="is dropped"):
         cache.another().copy(cache, 20)
     cache.clear()
+
     assert slots.first == 0 and slots.tensors[0].shape[2] == slot_memory.BLOCK_SLOTS
 
 
@@ -178,6 +181,7 @@ def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
                  for each in (another, cache))
     assert torch.equal(got, want)
     cache.clear()
+
     assert keys_of(cache).shape[2] == 4
 
 

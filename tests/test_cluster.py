@@ -85,4 +85,5 @@ def test_the_page_says_what_the_fullest_board_needs(column, tmp_path, monkeypatc
         found[f"{boards}"] = round(max(others) / GB, 1)
         found.setdefault("rank 0", []).append(rank_0)
     found["rank 0"] = round(max(found["rank 0"]) / GB, 1)
+
     assert {boards: row[column] for boards, row in TABLE.items()} == found

@@ -202,6 +202,7 @@ def test_readiness_health_and_models_agree_and_liveness_fails_only_where_a_resta
     for path in ("/health", "/readyz", "/v1/models", "/v1/models/toy"):
         code, headers = response(server.app, path=path, headers=key)
         assert (code, headers.get(b"retry-after")) == (ready, retry)
+
     assert response(server.app, path="/livez")[0] == alive  # without a key
 
 

@@ -101,6 +101,7 @@ def test_a_conversation_answers_after_all_earlier_texts_with_the_options_that_we
     second = "".join(pipeline.stream(["abc", first, "def"], temperature=0.5, seed=3))
     assert conversation.texts == ["abc", first, "def", second]
     printed = capsys.readouterr().out
+
     assert first in printed and second in printed
     assert "temperature=0.5, top_p=1.0, top_k=0, seed=3, max_new_tokens=6" in printed
     assert conversation.shows_tree
@@ -195,6 +196,7 @@ def test_a_person_asks_stops_an_answer_with_ctrl_c_and_ends_with_ctrl_d(terminal
     window.press("\x04")
     assert window.process.wait(60 * SLOW) == 0
     history = (tmp_path / "flowspec" / "history").read_text().splitlines()
+
     assert history == ["abc", "/set max_new_tokens=400", "/tree", "abc"]
 
 

@@ -102,6 +102,7 @@ def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_p
                                         Question("x", "", ("c\u2028d",))]
     assert read(tmp_path / "asked", 1) == read(tmp_path / "asked", 1, 5) == read(tmp_path / "asked")[1:]
     (tmp_path / "asked.json").write_text('["a", "a"]')
+
     assert [question.turns for question in read(tmp_path / "asked.json")] == [("a",), ("a",)]
     (tmp_path / "asked").write_text('{"turns": ["a"]}\n{"turns": "abc"}')
     with refused("line 2 of"):

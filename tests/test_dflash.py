@@ -114,6 +114,7 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins, causal
     held = publish(tmp_path / "head", dflash_config=dflash_config)
     embedding = torch.randn(CONFIG.vocab, CONFIG.hidden, dtype=torch.float64)
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: embedding, torch.float64, "cpu")
+
     assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5)
     assert head.form.size == 6
     features = text_features()
@@ -168,6 +169,7 @@ def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, wi
     for node in sorted(tree.live):
         found[node] = (*found.get(tree.nodes[node].parent, ()),
                        tree.nodes[node].token)
+
     assert set(found.values()) == set(best[1:])
 
 
@@ -182,6 +184,7 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     second = tree.add(first, 8, -2.0)
     tree.settle(7)
     draft.settle(tree)
+
     assert draft.unrequested(tree, second, 3)
     assert not draft.unrequested(tree, second, 3) and draft.wants(tree, tree.tip)
 

@@ -169,6 +169,7 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     draft = Eagle(head, head.logits, capacity=16)
     tree = TokenTree([1, 2], max_tokens=9)
     tree.nodes[tree.trunk[0]].hidden = torch.ones(3 * CONFIG.hidden).half()
+
     assert draft.cache.slots[0].tensors[0].dtype == torch.float16
     if hasattr(torch.nn.functional, "scaled_dot_product_attention"):  # older ones have no half precision on the CPU
         assert at_once(draft.grow(tree, Growth(4, 2, 2))) and tree.live

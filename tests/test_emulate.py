@@ -115,6 +115,7 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     assert clock.now() == pytest.approx(after + 8e-3 + 2e-3 * 2 * QUICK.row / QUICK.model), "rows beyond"
     trace.close()
     spans = {span["name"]: span for span in read(tmp_path)}
+
     assert (spans["forward"]["t0"], spans["forward"]["t1"]) == (5.0, pytest.approx(after))
     assert all(span["t1"] == pytest.approx(span["t0"])
                for span in read(tmp_path) if span["name"] == "late")

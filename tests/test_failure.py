@@ -118,6 +118,7 @@ def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(
     assert shown.out.split("tokens ")[0] == plain.out.split("tokens ")[0]
     (headless / "stage_1" / "model.safetensors").unlink()  # what is refused now was refused before loading
     printed = error_of(here, *words, "draft=eagle+suffix")
+
     assert "has no draft head: take draft=suffix, which needs none" in sentence(printed)
 
 

@@ -114,6 +114,7 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
         fallback = decoder.ring.pacing.fallback
         monkeypatch.setattr(network, "expand", lambda *of: asked.append(fallback.guesses) or expand(*of))
         answer = decoder.complete(Request(PROMPT, Sampler(), 60))
+
     assert answer.token_ids == text
     assert asked and all(asked)
     assert answer.sources["suffix"] > 30

@@ -230,6 +230,7 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
     for rows, text in (([*range(70)], PROMPT), ([70, 72], [*PROMPT, 5, 7]), ([71, 73], [*PROMPT, 6, 8])):
         torch.testing.assert_close(got[rows], saved.hidden(text)[-len(rows):], atol=1e-4, rtol=1e-4)
     dropped = {slots.window for stage in stages for slots in stage.cache(0).slots if slots.first}
+
     assert dropped == {window for window in saved.sizes.windows if window}
 
 
@@ -531,6 +532,7 @@ def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
     called.clear()
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
+
     assert len(called) == 6
 
 
@@ -557,6 +559,7 @@ def test_the_split_refuses_it_too_and_writes_nothing(tmp_path):
         save_json(saved.base / "config.json", {**config, **change})
         with refused(sentence):
             split_quietly(saved.base, tmp_path / "other", "2")
+
     assert not (tmp_path / "other").exists()
 
 

@@ -108,6 +108,7 @@ def test_what_cannot_be_written_is_refused_in_one_sentence_and_stays(tmp_path, a
                 act(tmp_path / name)
     with refused("it is open in one process only"):
         act("/dev/fd/63")
+
     assert (tmp_path / "file").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -147,6 +148,7 @@ def test_devices_and_pipes_are_written_through(tmp_path):
         except ValueError:  # the reader has not opened it yet
             threading.Event().wait(0.01)
     reader.join(60)
+
     assert heard == [text.encode()]
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 

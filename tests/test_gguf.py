@@ -142,6 +142,7 @@ def test_it_unpacks_to_what_transformers_reads(architecture, kinds, tmp_path):
         assert torch.equal(described.read(name).float(), Unfolded(folder).read(name)), name
     again = transformers.AutoModelForCausalLM.from_pretrained(folder)  # by the config that was written
     ids = torch.arange(20)[None]
+
     assert torch.equal(again(ids).logits, theirs(ids).logits)
 
 
@@ -388,6 +389,7 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture, tmp_p
         save_json(folder / "config.json", file.config)
     new, described = Unfolded(whole), Unfolded(tmp_path / "described")
     sizes = LlamaConfig.read(old.config)
+
     assert str(LlamaConfig.read(new.config)) == str(replace(sizes, eps=float(np.float32(1e-5))))
     assert set(new.names()) == set(old.names())
     largest = [float(old.read(name).abs().max()) for name in old.names()]

@@ -134,6 +134,7 @@ def test_the_greedy_loop_grows_the_trees_and_accepts_the_guesses_of_the_original
         _same(tree, {name: loop[name][step] for name in FACTS})
         _answer(tree, tokens, loop["features"])
         assert len(verify(tree)) == accepted + 1
+
     assert tree.tokens == tokens
 
 

@@ -201,6 +201,7 @@ def test_a_limit_ends_only_its_own_answer_and_with_an_error(monkeypatch, strateg
         with refused("the answer cannot be continued in its grammar (lexer error: too many states: 40 >= 40)"):
             list(stream)
         assert answered(decoder, guide, SAMPLERS[1]) == before
+
     assert answer.finish_reason == ""
     assert answer.token_ids == before[:len(answer.token_ids)]
 

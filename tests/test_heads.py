@@ -199,6 +199,7 @@ def publish(folder, name):
     if nests:
         config = {**fields, "transformer_layer_config": {**SIZES, "num_key_value_heads": 2}, "draft_vocab_size": 53}
     source = Checkpoint(save_checkpoint(folder, config, tensors))
+
     assert read_dialect(source.config, 24).inner == tuple(inner)
     return source
 
@@ -276,6 +277,7 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
     made = torch.cat(made)
     torch.testing.assert_close(made, out, atol=1e-6, rtol=1e-6)  # rotary tables are float32 in both
     torch.testing.assert_close(head.logits(made), logits, atol=1e-6, rtol=1e-6)
+
     assert (head.shift is not None) == (len(logits[0]) < 53)
 
 
@@ -291,6 +293,7 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
     words = (f"model_dir={tmp_path / 'to far'}", "prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true",
              "dtype=float64")
     plain, drafted = (answer_of(tmp_path, *words, f"pipeline_type={method}") for method in ("ar", "continuous"))
+
     assert plain["token_ids"] == drafted["token_ids"]
     config = RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64")
     spec = RankSpec(config, parts[0], str(tmp_path / "near"))

@@ -263,6 +263,7 @@ def test_a_dead_way_between_two_stages_ends_all_though_every_heartbeat_arrives(s
     finally:
         subprocess.run([word.format("delete") for word in way], check=True)
     last = last_lines(tmp_path)
+
     assert all("rank 2 (" in message and "was lost: its connection broke" in message for message in last), last
 
 
@@ -362,6 +363,7 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert ends(runs[killed]) == [75, 75, -signal.SIGKILL]
     assert ends(runs[stopped]) == [75, 130, 75]
     host = socket.gethostname()
+
     assert said(killed, 0) == said(killed, 1)
     assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
     assert all(f"rank 1 ({host}, 127.0.0.1) failed: it was stopped" in said(stopped, rank) for rank in (0, 2))
@@ -395,6 +397,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     assert ends([runs[0], runs[1], *spares]) == [0, 0, 0, 0], said(tmp_path, 0)
     assert said(tmp_path, 4) == "flowspec: rank 0 (127.0.0.1) has ended, and this spare was not needed"
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
+
     assert [errors_of(tmp_path, rank).count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
     assert token_ids(tmp_path / "out.json") == alone and len(alone) == 1000
@@ -455,6 +458,7 @@ def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_
     assert ends(runs) == [2, 2]
     shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable()
              for rank in range(2)]
+
     assert shown == [True, True]
 
 

@@ -80,6 +80,7 @@ def test_behind_a_window_less_is_needed_and_taken(parts, monkeypatch):
         cache.admit(nodes, [max(0, node - 1) for node in nodes], 80)
     stated = need(spec)
     whole = need(RankSpec(replace(config, reuse=True), parts[1]))
+
     assert cache.bytes <= stated.cache < whole.cache / 4
     assert RankSpec(replace(config, max_length=16), parts[1]).windows == (0, 0)
 
@@ -95,6 +96,7 @@ def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
     small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
     with_model = RankSpec(small, parts[0])
     [draft] = build_draft(with_model, lm_head).networks
+
     assert need(with_model).weights == held(lm_head) + held(draft.network) + held(draft.lm_head)
     assert need(with_model).cache == filled(draft.cache).bytes
 

@@ -32,6 +32,7 @@ def test_work_counts_without_its_pauses_and_while_it_lasts(now):
     with own.idle():  # outside of work a pause begins none
         pass
     now[0] = 40.0
+
     assert own.seconds == 3.0
 
 

@@ -169,6 +169,7 @@ def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_
             break
         assert table.seen[before:] == wanted
         depths.append({tree.nodes[node].pos for node in wanted if node in tree.nodes})
+
     assert max(map(len, depths)) > 1, "no level had nodes of several depths"
 
 
@@ -186,6 +187,7 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
         grown(draft, tree, growth)
         assert paths(tree) == best(table, tree.tokens, LIMIT, growth)
         back += len(dropped & paths(tree))
+
     assert back and len(tree.trunk) == len(PROMPT) + 8
 
 
@@ -268,6 +270,7 @@ def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_targ
                 likeliest = max(children.values(), key=lambda child: tree.nodes[child].score)
                 assert [tree.nodes[likeliest].token] == wanted
                 read += 1
+
     assert read > 20
 
 
@@ -306,6 +309,7 @@ def test_a_request_that_is_over_leaves_no_guess():
     trees = [grown(draft, TokenTree(other, LIMIT), growth) for draft in (used, fresh)]
     scores = [{tuple(path(tree, node)): tree.nodes[node].score
                for node in tree.live} for tree in trees]
+
     assert scores[0] == scores[1]
     assert not any("suffix" in tree.nodes[node].proposals
                    for tree in trees for node in tree.nodes[tree.tip].children.values())

@@ -230,6 +230,7 @@ def test_a_cache_of_links_is_read_and_a_shard_may_stand_in_a_folder_below(models
     places = load_json(tmp_path / "below" / "a" / "model.safetensors.index.json")["weight_map"]
     save_json(tmp_path / "below" / "model.safetensors.index.json",
               {"weight_map": {name: f"a/{shard}" for name, shard in places.items()}})
+
     assert same(tensors_of(Checkpoint(tmp_path / "below")), tensors_of(whole))
 
 

@@ -117,6 +117,7 @@ def test_it_drafts_out_of_the_split_without_a_folder_or_out_of_its_own(saved, tm
     texts = [answer_to(*asked, "ignore_eos=true", *head, *words.split()) for words in (
         "pipeline_type=ar", "draft=eagle", "pipeline_type=streaming draft=eagle+suffix")]
     plain = body.generate(IDS[None, :6], max_new_tokens=20, do_sample=False, eos_token_id=None)
+
     assert [list(map(int, text.split())) for text in texts] == 3 * [plain[0, 6:].tolist()]
 
 

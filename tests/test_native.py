@@ -169,6 +169,7 @@ def test_the_order_of_the_slots_changes_nothing():
             if trial % 2:
                 cache.retain({node for node, *_ in path} | set(rng.sample(range(300, 312), 6)))
         orders.append(torch.cat(made))
+
     assert all(torch.equal(made, orders[0]) for made in orders[1:])
 
 

@@ -24,6 +24,7 @@ def test_levels_fall_by_the_depth_of_an_outcome_and_by_its_rank():
     behind = [tree.add(deeper, token, -token / 10) for token in (30, 31)]
     below = tree.add(at_tip[0], 40, -3.0)
     left = levels_left(tree, 10)
+
     assert [left[node] for node in at_tip] == [10, 8, 6, 5]  # four fifths from rank to rank
     assert [left[node] for node in behind] == [9, 7]  # and 0.95 of that for each place further down
     assert left[below] == 9  # one level of its outcome's is used
@@ -46,6 +47,7 @@ def test_growth_with_a_fan_goes_on_below_every_outcome_as_deep_as_it_may(seed):
     worthy = {node for node in tree.live
               if tree.nodes[node].score >= tree.nodes[tree.tip].score - 9.0}
     unsent = read.difference(sent)
+
     assert unsent and all(left[node] > 0 for node in unsent)
     assert {node for node in worthy if left.get(node, 1) > 0} - read == set(), "some outcome was left out"
 

@@ -60,6 +60,7 @@ def test_each_request_has_its_own_options(pipeline):
     with refused("the prompt is of type NoneType: give a text, messages or token ids"):
         pipeline.generate(None)
     pieces = pipeline.stream(PROMPT, max_new_tokens=3)
+
     assert next(pieces) + "".join(pieces) == pieces.text
 
 
@@ -247,4 +248,5 @@ def test_an_answer_leaves_nothing_to_the_garbage_collector(options):
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+
     assert left == set()

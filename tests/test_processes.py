@@ -210,6 +210,7 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
     with private_folder() as new:
         assert {path.name for path in tmp_path.iterdir()} == {
             Path(new).name, own.name, "elsewhere", "flowspec-link"}
+
     assert list((tmp_path / "elsewhere").iterdir())
 
 
@@ -277,6 +278,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         assert folder.is_dir()
         os.kill(ranks[0], signal.SIGSTOP)
         assert run.end(30) == 75
+
     assert run.stderr == "\nflowspec: rank 0 was lost: it has been silent for 2 seconds\n" and not folder.exists()
 
 

@@ -52,6 +52,7 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # so that rsync sees no change
     wrong = push(split_dir, "ranks=1")
+
     assert wrong.returncode == 2 and "on b1 differs from its manifest" in wrong.stderr
     assert push("code=true", "ranks=1").returncode == 0 and (tmp_path / "b1" / "f" / "run_jetson.sh").exists()
     assert code_version(tmp_path / "b1" / "f") == code_version()

@@ -149,6 +149,7 @@ def test_a_conversation_goes_on_after_a_rank_has_died_between_two_turns(saved):
             reused.append(answer.reused_tokens)
             text += [*answer.token_ids, 33]
     kept = len(PROMPT) + NEW
+
     assert reused[0] == reused[2] == 0, "what a rank held that is lost is read again"
     assert kept - 8 <= reused[1] < kept and 3 * kept - 120 < reused[3]
 
@@ -389,6 +390,7 @@ def test_a_connection_of_another_membership_or_kind_or_of_a_stranger_is_not_let_
         assert made.missing == {(CONTROL, 0)}
         made.cut()
         made.close()
+
     assert list(tmp_path.iterdir()) == []
 
 
@@ -407,6 +409,7 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     again.cut()
     assert (again.num_misses, again.accepted_positions, again.num_sent_guesses) == (1, [3], 1)
     shorter = tree.again(3, 3)
+
     assert shorter.tokens == [5, 6, 7] and shorter.accepted_positions == []
     assert min(shorter.trunk) > max(tree.trunk)
 

@@ -152,6 +152,7 @@ def test_an_account_adds_up_to_the_time_of_a_token():
                       seconds=(9.0, 9.0), requests=[0, 1], scale=2.0),
                answer(tokens=(50,), requests=[3])]  # request 3 has no line
     seen = account(by_request(lines), answers)
+
     assert seen == Account(drafting=0.25, verdict=0.0625, waiting=0.375, prefill=0.25, other=0.3125,
                            aloft=1.5, stay=0.75, tokens_per_miss=2.0, lost=0.125)
     assert seen.whole == pytest.approx(20.0 / 2 / 8)

@@ -136,6 +136,7 @@ def test_the_last_token_waits_for_what_follows_it_and_so_does_half_a_character()
         assert at_once(mixture.grow(tree, growth))
         seen.append([tree.nodes[node].token for node in chain(tree)])
     rest = ids[len(tree.trunk):]
+
     assert seen[0] == []
     assert seen[-1] == rest[:len(seen[-1])]
     assert len(seen[-1]) == 2
@@ -163,6 +164,7 @@ def test_after_a_hit_the_chain_goes_on_and_after_a_miss_it_begins_again():
     tree.unsent_text.clear()
     grown(mixture, tree, growth)
     both = len(SHORT("the baker")["input_ids"])
+
     assert draft.small.kept[1:] == [both], "what both texts have in common was read again"
 
 
@@ -200,6 +202,7 @@ def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_
         assert shown.out.splitlines()[0] == plain
         [line] = [line for line in shown.err.splitlines() if "has vocab_size 54, but the model has 53" in line]
         assert line.endswith("that model's guesses are decoded, and encoded again in the tokens of the target")
+
     assert "take one with the same tokenizer" in error_of(here, *asked, "draft=ssm", f"ssm={small}")
 
 

@@ -351,6 +351,7 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
             leave.join()
         assert idle(server)
         assert num_cancelled(server) > before
+
     assert server.chat(max_tokens=2).status_code == 200
 
 
@@ -405,6 +406,7 @@ def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
     events = [json.loads(line[6:]) for line in read.splitlines() if line.startswith(b"data: {")]
     choices = [choice for event in events for choice in event.get("choices", [])]
     text = "".join(choice["delta"].get("content", "") for choice in choices)
+
     assert text == text_of(server.chat(**asked))
     assert b"data: [DONE]" in read and len(read) > 120_000
     assert not any("usage" in event for event in events), "it was not asked for"
@@ -511,6 +513,7 @@ def test_who_is_still_answered_when_the_server_ends_learns_it(monkeypatch):
             listener.should_exit = True
             last = [line for line in lines if line][-1]
         waiting.join()
+
     assert json.loads(last[6:])["error"]["code"] == "stopped"
     assert refusal(got[0]) == (503, "stopped")
 
@@ -529,4 +532,5 @@ def test_a_server_that_is_asked_to_end_while_it_loads_waits_for_nobody(monkeypat
     finally:
         for asked, handler in before.items():
             signal.signal(asked, handler)
+
     assert ended.value.code == 130 and capfd.readouterr().err.strip() == "flowspec: stopped"

@@ -68,6 +68,7 @@ def test_openais_client_of_responses_goes_round_with_tools_and_schemas(sdk):
     assert streamed == called.arguments and called.type == "function_call"
     talk += [{"type": "function_call", "call_id": called.call_id, "name": called.name, "arguments": called.arguments},
              {"type": "function_call_output", "call_id": called.call_id, "output": "Sun."}]
+
     assert sdk.responses.create(**{**asked, "tools": []}, input=talk, max_output_tokens=5).output_text
     held = sdk.responses.create(model="toy", input=QUESTION, text={"format": {**WEATHER_FORM, "name": "weather"}})
     check(("weather", held.output_text))
@@ -111,6 +112,7 @@ def test_messages_call_tools_and_read_their_results(server):
     talk = [*user_says(), {"role": "assistant", "content": [called]}, *user_says([result])]
     again = server.post("/v1/messages", **usual, max_tokens=5, messages=talk, system="Be brief.",
                         tool_choice={"type": "none"})
+
     assert again.json()["content"][0]["type"] == "text", again.text
 
 
@@ -168,6 +170,7 @@ def test_anthropics_own_client_streams_and_calls(server, text):
     with client.messages.stream(**asked) as stream:
         assert "".join(stream.text_stream) == text
         assert stream.get_final_message().content[0].text == text
+
     assert client.messages.create(**asked).content[0].text == text
     call = {**asked, "max_tokens": 400, "tools": [MESSAGES_TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
     with client.messages.stream(**call) as stream:

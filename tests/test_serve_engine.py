@@ -185,6 +185,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     assert checked_prompt_ids(Choice("x" * 12, "none", {}), pipeline) == [0] * 3
     with pytest.raises(Refused, match="has 4 tokens"):
         checked_prompt_ids(Choice(talk[:1], "none", {}), pipeline)
+
     assert prompt_ids(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
 
 

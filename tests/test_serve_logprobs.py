@@ -106,6 +106,7 @@ def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each
         assert [list(likeliest) for likeliest in one.logprobs.top_logprobs] == [[name] for name in one.logprobs.tokens]
         assert len(one.logprobs.text_offset) == len(one.logprobs.token_logprobs)
         assert one.logprobs.text_offset[0] == 0
+
     assert sdk.completions.create(prompt="Name a fish.", **SAMPLED).choices[0].logprobs is None
 
 

@@ -104,6 +104,7 @@ def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp
     lines = printed_by_node(tmp_path, f"{functions}\nconsole.log(JSON.stringify("
                             f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
     rest = "; 3 of 9 guesses accepted, 2.00 tokens per verification"
+
     assert lines == [
         f"11 tokens, 10.0 tokens/s, plain decoding: about 60.0 (estimate){rest}",
         f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), plain decoding: 3.8 (measured){rest}",
@@ -116,6 +117,7 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
     events = [event.partition("data: ") for event in streamed.split("\n\n") if event]
     trees = [json.loads(data) for kind, _, data in events if kind == "event: tree\n"]
     chunks = [json.loads(data) for kind, _, data in events if not kind and data != "[DONE]"]
+
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == plain
     assert trees and [tree["tokens"] for tree in trees] == sorted(tree["tokens"] for tree in trees)
     for tree in trees:
@@ -321,6 +323,7 @@ def test_markdown_is_shown_without_a_models_own_markup_and_code_can_be_copied(se
     assert page.run("return [copied, window.harmed]") == ['print("</s> <b>")\n', None]
     assert page.run(FITS)
     hosts = page.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin)")
+
     assert len(hosts) >= len(FILES) - 1 and set(hosts) == {server.url}
 
 

@@ -70,6 +70,7 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     assert (out / "stage_0" / "tokenizer.model").read_bytes() == b"any bytes"
     assert (out / "stage_0" / "generation_config.json").exists() and not (out / "stage_1" / "tokenizer.model").exists()
     eagle = torch.load(models / "eagle" / "pytorch_model.bin")
+
     assert parts[0].eagle and same(tensors_of(Checkpoint(parts[0].eagle)), eagle)
     assert same(load_file(parts[0].eagle / "model.safetensors"), eagle)
     assert parts[1].eagle is None
@@ -191,6 +192,7 @@ def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
     process.start()
     process.join()
     raised = float((tmp_path / "peak").read_text())
+
     # pages of the mapped file count too, as many as the kernel happens to map at once
     assert raised < 48, f"{raised} MB for 96 MB in tensors of 4 MB"
 
@@ -224,6 +226,7 @@ def test_what_was_half_written_is_not_taken_for_good(models, out, monkeypatch, s
     assert not list(out.glob("**/*.safetensors.part"))
     monkeypatch.undo()
     split_quietly(models / "base", out, "0+2+1")
+
     assert len(check(out)) == 3
 
 

@@ -187,6 +187,7 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
     assert json.loads(one.get("facts/verdict")) == ["", False, []]
     assert one.add("heartbeat/1", 0) == 3 and own_store.look("facts/2") is None
     printed = capfd.readouterr().err
+
     assert printed.count("\n") == 2 and f"{HERE} sent data to port" in printed and "as rank 2" in printed
     assert printed.replace("\n", "").isprintable()
 

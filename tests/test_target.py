@@ -115,6 +115,7 @@ def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, lin
     waits = target.wait()
     assert next(waits) is WAIT and next(waits) is WAIT
     link.back(20.3)
+
     assert list(waits) == [] and judged(tree) == {tree.trunk[1], third}
     assert target.in_flight == 0
 
@@ -189,6 +190,7 @@ def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link,
     link.clock.sleep_until(12.5)
     assert list(target.wait()) == [] and verify(tree) == [2]
     target.prune()
+
     assert ring.pacing.first_stage.free_at == pytest.approx(13.0 if together else 12.5)
 
 
@@ -207,6 +209,7 @@ def test_a_prune_is_sent_as_long_as_a_stage_may_hold_a_guess_and_no_longer(ring,
     list(target.wait())
     target.prune()
     target.prune()
+
     assert [guess in keep for keep in kept] == [True, False]
 
 
@@ -227,6 +230,7 @@ def test_nothing_is_left_of_a_request_whatever_came_back_before_its_end(ring, li
         target.send(nodes)
     for _ in range(3 - late):
         link.back(20.0)
+
     assert list(target.wait()) == [] and target.in_flight == 2
     target.end()
     end = link.inbox.pop()

@@ -323,6 +323,7 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
             with refused("needs code of its own (auto_map), but code from a model's folder is never run "
                          "(trust_remote_code=False)"):
                 Text(folder)
+
     assert not (tmp_path / "ran").exists()
 
 
@@ -483,6 +484,7 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     assert set(multiprocessing.active_children()) == before and text.prompt_ids(talks[0], "own") == found[0]
     del text
     gc.collect()
+
     assert process not in multiprocessing.active_children()
 
 

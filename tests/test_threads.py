@@ -82,6 +82,7 @@ def lost(numbers, *sent):
     link.begin((wire, wire))
     for msg in sent:
         link.send(msg)
+
     assert wait_until(lambda: found, 10)
     thread, error = found[0]
     return thread, f"{type(error).__name__}: {error}"
@@ -223,6 +224,7 @@ def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_
     whole = read(folder)
     assert {(span["rank"], span["name"]) for span in whole} >= {(0, "send"), (1, "forward"), (2, "forward")}
     last.write_bytes(whole_lines[:-9])
+
     assert len(read(folder)) == len(whole) - 1
     assert merge(folder).is_file() and "</html>" in page(folder)
 

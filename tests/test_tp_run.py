@@ -63,6 +63,7 @@ def test_a_group_follows_its_leader_and_leaders_make_the_ring():
     assert placement.fan(0) is placement.fan(5) is None
     alone = Placement.of([8], 4)
     pipeline = Placement.of([0, 1, 1], 1)
+
     assert [list(group) for group in alone.groups] == [[0, 1, 2, 3]] and pipeline.groups == [range(1), range(1, 2),
                                                                                               range(2, 3)]
 
@@ -131,6 +132,7 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
         assert torch.equal(torch.cat(pieces, int(name == "down_proj")),
                            whole[key[len("model."):]])
         assert [piece.shape[name == "down_proj"] for piece in pieces] == [24, 12, 12]
+
     assert ["lm_head.weight" in held for held in tensors] == [True, False, False]
     assert all(torch.equal(held["model.norm.weight"], whole["norm.weight"]) for held in tensors)
 

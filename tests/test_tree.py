@@ -93,6 +93,7 @@ def test_an_offer_keeps_the_best_and_what_was_sent():
     guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6),
                (strong, 6, -2.0), (strong, 7, -2.5)]
     taken = tree.offer(guesses, max_guesses=3, min_score=-9.0)
+
     assert [tree.nodes[node].token for node in taken] == [4, 5, 6]
     assert taken[0] == strong
     assert tree.live == {sent, *taken} and weak not in tree.nodes

@@ -48,6 +48,7 @@ def test_what_is_said_of_a_path_is_what_the_whole_model_computes_and_is_the_same
     sibling = known.after(numbers[1], 30)
     known.outputs([known.after(sibling, 4), sibling])
     again, _ = known.outputs(numbers)
+
     assert torch.equal(again, last) and inner.shape == (4, 2 * CONFIG.hidden)
     for path, tokens in ((numbers, text), ([sibling], [5, 7, 30])):
         hidden, _ = known.outputs([path[-1]])

@@ -72,6 +72,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
     assert same(load_file(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text("{}")
     source = Checkpoint(tmp_path)
+
     assert same(tensors_of(source), tensors)
     assert same({name: source.map_stored(name) for name in source.names()}, tensors)
 
@@ -87,6 +88,7 @@ def test_a_checksum_finds_every_changed_bit_and_pages_in_another_order():
             damaged.append(changed)
     first, second, rest = data[:page], data[page:2 * page], data[2 * page:]
     damaged += [second + first + rest, bytearray(page) + second + rest, first + first + rest, data[:-1]]
+
     assert whole not in map(checksum, damaged)
     assert whole == checksum(bytearray(data)), "the same bytes have the same checksum"
 
@@ -162,6 +164,7 @@ def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path,
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     source = Checkpoint(tmp_path)
+
     assert all(torch.equal(source.read_finite(name), tensors[name])
                for name in ("good", "ids", "nothing"))
     with refused(f"bad in {tmp_path / 'model.safetensors'} is not finite (NaN or infinity); download the model again"):

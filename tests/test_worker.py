@@ -64,6 +64,7 @@ def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, 
     environment = {WORKER_VARIABLE: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     boards = [start(rank, *words[rank], "model_dir=", **environment) for rank in (1, 2)]
     root = start(0, *words[0], f"model_dir={saved / '0+2+2'}", *ASK, f"output={output}")
+
     assert ends([root, *boards]) == [0, 0, 0], errors_of(tmp_path, 0)
     assert token_ids(output) == reference()
     for rank in (1, 2):
