@@ -26,6 +26,7 @@ from typing import Sequence
 
 from config.console import command
 from config.keys import HELP_WORDS, check_name
+from config.presets import ROOT
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
@@ -57,8 +58,11 @@ def main(argv: Sequence[str]) -> int:
                          f"{OLD_COMMANDS[name]} instead")
     check_name(name, COMMANDS, "measurement")
 
-    module, function = COMMANDS[name].split(":")
-    code: int = getattr(import_module(module), function)(argv[1:])
+    module_name, function = COMMANDS[name].split(":")
+    folder = module_name.rpartition(".")[0].replace(".", "/")
+    if not (ROOT / folder).is_dir():
+        raise ValueError(f"the measurement {name} needs {folder}/, which is not here: restore that folder")
+    code: int = getattr(import_module(module_name), function)(argv[1:])
     return code
 
 

@@ -32,6 +32,12 @@ def test_a_measurement_that_is_gone_is_answered_by_what_to_type(name, sentence_o
         f"{bench.OLD_COMMANDS[name]} instead\n")
 
 
+def test_a_measurement_without_its_folder_names_it(tmp_path, monkeypatch, sentence_of):
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    assert sentence_of(bench.main, ["load"]) == (
+        "flowspec: the measurement load needs eval/load/, which is not here: restore that folder\n")
+
+
 def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, sentence_of):
     (tmp_path / "file").write_text("")
     usual_folders = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
