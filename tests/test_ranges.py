@@ -19,7 +19,7 @@ FAR = (str(10**30), str(-10**30))
 
 
 def refusal(option, text):
-    with refused() as error:
+    with pytest.raises(ValueError) as error:
         if option.name in EvalConfig.UNSUPPORTED:
             parse(["profile=wifi", f"{option.name}={text}"])
         parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], kind=EvalConfig)
