@@ -481,7 +481,8 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     (process,) = set(multiprocessing.active_children()) - before
     assert len(os.listdir(f"/proc/{process.pid}/fd")) == 4, "the standard ones, and its link"
     text.end_sandbox()
-    assert set(multiprocessing.active_children()) == before and text.prompt_ids(talks[0], "own") == found[0]
+    assert not set(multiprocessing.active_children()) - before  # those of other tests may end meanwhile
+    assert text.prompt_ids(talks[0], "own") == found[0]
     del text
     gc.collect()
 
