@@ -14,6 +14,7 @@ from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
 from config.keys import HELP, BoardKeys, Option, facts_by_name, in_full, key_lines, nearest, options, parsed
 from config.methods import METHODS
+from config.old_names import old_value_advice
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import QUESTION_KEYS, RunConfig
 from config.schema.untrusted import read_json
@@ -58,7 +59,8 @@ def _with_folders(name: str, sources: Collection[str]) -> tuple[str, dict[str, s
         kind, colon, folder = part.partition(":")
         source_kinds.append(kind)
         if colon and kind not in sources:
-            raise ValueError(f"{part} names a folder, but only {', '.join(sources)} take one here: write {kind}")
+            advice = old_value_advice("draft", kind) or f"write {kind}"
+            raise ValueError(f"{part} names a folder, but only {', '.join(sources)} take one here: {advice}")
         if colon and not folder.strip():
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or only {kind}")
         if colon:
@@ -302,6 +304,8 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
     if name.lstrip("-") in keys:
         raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces")
     suggestion = nearest(name, PRESETS) or f"write a key as key=value, and a question of one word as prompt={name}"
+    if name.endswith(".json"):
+        suggestion = "files of presets are not read: write their keys as key=value"
     raise ValueError(f"unknown preset {name}: {suggestion} (the presets are {', '.join(PRESETS)})")
 
 

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT_PYTHONS = ("board/bin/python", ".venv/bin/python")
 NEEDED_PACKAGES = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
 SERVER_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
-FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
+FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages, but for `doctor gpu`
+NEEDY_WORD = b"gpu"
 ENTERED_VARIABLE = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
 Words = Sequence[str]
@@ -138,7 +139,8 @@ def enter(*package_names: str) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
     missing_name = next((name for name in package_names if find_spec(name) is None), "")
     words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if missing_name else []
-    if not missing_name or not FREE_COMMANDS.isdisjoint(words):
+    is_free = not FREE_COMMANDS.isdisjoint(words) and NEEDY_WORD not in words
+    if not missing_name or is_free:
         return
 
     pythons = [ROOT / name for name in PROJECT_PYTHONS if os.access(ROOT / name, os.X_OK)]

@@ -56,9 +56,14 @@ OLD_OPTIONS = {
 }
 
 
+def old_value_advice(key_name: str, value: str) -> str:
+    """Return what to write in place of an old value of this key, or an empty text if it is none."""
+    return OLD_VALUES.get(f"{key_name}={value}", "")
+
+
 def instead_of(key_name: str, value: str, names: Collection[str]) -> str:
     """Return what to write in place of a value of this key that is not among these names."""
-    return OLD_VALUES.get(f"{key_name}={value}") or f"choose one of {', '.join(names)}"
+    return old_value_advice(key_name, value) or f"choose one of {', '.join(names)}"
 
 
 def advice_for(old_name: str, keys: Collection[str]) -> str:

@@ -216,9 +216,6 @@ class RunConfig(BoardKeys):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.pipeline_type == "auto":
-            yield "pipeline_type=auto is only for a run or a server: name the method here"
-
         for key_name in sorted(keys_with(RunConfig, "emulates")):
             if self.profile == "none" and getattr(self, key_name) != getattr(RunConfig, key_name):
                 yield f"{key_name} only works with an emulated cluster: name one, as in profile=jetson-7b"

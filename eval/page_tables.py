@@ -34,6 +34,7 @@ from eval.tables import markdown, save
 INDEX_FILE = "docs/tables.csv"
 RUNS_FOLDER = "results/published"
 RUN_FOLDER = "DIR"  # stands for the folder of a run in a command
+ANY_PROCESSOR = "any ("  # begins the processor of a table that is the same on each
 PRINTED = "printed"  # the file in this folder that has what the command prints
 PAIR = re.compile(r"(\S+?)=(\S+)")
 MARKED_TABLE = re.compile(r"(<!-- table: (\S+)([^|\n]*)\|([^|\n]*)-->\n).*?(?=<!-- end -->)", re.S)
@@ -101,7 +102,8 @@ def make_tables(files: Sequence[str]) -> int:
             return exit_code
 
         today = date.today().isoformat()
-        runs[runs.index(run)] = run._replace(commit=commit, date=today, processor=processor_name())
+        processor = run.processor if run.processor.startswith(ANY_PROCESSOR) else processor_name()
+        runs[runs.index(run)] = run._replace(commit=commit, date=today, processor=processor)
         save(ROOT / INDEX_FILE, RecordedRun._fields, map(RecordedRun._asdict, runs))
     return 0
 

@@ -102,6 +102,11 @@ def test_what_needs_no_packages_runs_in_the_python_that_was_typed(clone, command
     assert ran.returncode == 0 and ran.stdout.startswith(f"usage: python3 -m {command}"), ran.stderr
 
 
+def test_what_needs_packages_of_a_command_that_needs_none_runs_in_the_environment(clone):
+    clone.environment(".venv", OTHER)
+    assert clone.run("scripts.doctor", "gpu", "--help").stdout == "again: -S -m scripts.doctor gpu --help\n"
+
+
 def test_a_python_that_has_the_packages_is_used_whatever_environments_there_are(monkeypatch):
     monkeypatch.setattr(environment.os, "execv", lambda *_: pytest.fail("another Python was started"))
     environment.enter(*environment.NEEDED_PACKAGES, *environment.SERVER_PACKAGES)

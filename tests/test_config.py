@@ -142,6 +142,7 @@ MISTAKES = {
                           "scripts.plan profile=NAME",
     **{f"toy {word}": f"{word} is unknown: write pipeline_type=streaming and draft=eagle+suffix, which are faster"
        for word in ("pipeline_type=spd", "draft=spd", "draft=spd+suffix")},
+    "toy draft=spd:toy/eagle": "take one here: write pipeline_type=streaming and draft=eagle+suffix",
     "toy logit_bias=5:1,6:1,5:2": "logit_bias=5:1,6:1,5:2 has token 5 twice: leave one of them out",
     "ablate=prune,tree": "tree is unknown: choose among expand, none_expand, score_order, prune, thrift, forced",
 }
@@ -247,6 +248,11 @@ def test_the_keys_of_today_that_old_names_lead_to_exist():
     assert {key for key, _ in OLD_NAMES.values()} <= keys | simulated_keys
     assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
     assert advice_for("init_topk", {"stages"}) == "", "the command has no width"
+
+
+def test_a_file_in_place_of_a_preset_is_refused():
+    with refused("unknown preset ours.json: files of presets are not read: write their keys as key=value"):
+        parse(["ours.json"])
 
 
 def test_each_token_may_have_a_bias():

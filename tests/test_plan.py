@@ -195,7 +195,7 @@ def test_a_plan_has_the_boards_and_the_memory_that_are_described(tmp_path):
     ("measured=x.json", "give only one of them"), ("profile=none", "the cluster is missing"),
     ("profile=none measured=x", "name one that ends with .json"), ("profile=nowhere.json", "there is no file"),
     ("profile=none measured=x.json", "x.json needs the boards of a hosts file"),
-    ("methods=nothing", "nothing has no plans: choose among ar,"), ("methods=tp", "tp has no plans"),
+    ("methods=nothing", "nothing has no plans: choose one of ar,"), ("methods=tp", "tp has no plans"),
     ("drafts=x", "x is unknown"), ("pipeline_type=ar", "write methods="), ("stages=2", "stages is a key of single"),
     ("verify=mss", "verify is a key of single runs: leave it out"), ("measure=true", "write hosts=FILE measured=FILE"),
     ("traces=x", "unknown key traces: leave it out"), ("sets=", "sets is empty"), ("boards=0.5", "boards=0.5"),

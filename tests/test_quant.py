@@ -286,8 +286,8 @@ def test_a_split_of_the_former_form_is_refused(quantization, saved, tmp_path):
     """It has weights in two dimensions, and scales beside them."""
     folder = split_quantized(saved, tmp_path, "nf4")[1]
     change_json(folder / "manifest.json", quant=quantization)
-    with refused(f"holds {quantization} weights in a form that is no longer read; split again: python "
-                 f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 4 --quant {quantization}"):
+    with refused(f"holds {quantization} weights in a form that is no longer read; split again: python3 "
+                 f"split_and_save_models.py MODEL_DIR {tmp_path} --stages 0+4 --quant {quantization}"):
         Part(folder)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Iterator
 
 from config.keys import local_key, shared_key
 from config.methods import METHODS
+from config.old_names import instead_of
 from config.run_config import REQUESTS_AT_ONCE
 from config.schema.untrusted import read_bytes
 from config.values import NUMBER, WHOLE_NUMBER, Range, listed, number
@@ -65,8 +66,8 @@ class LoadConfig(ComparesMethods):
         possible_methods = [name for name, method in METHODS.items() if method.target == target]
         for name in (*self.chosen_methods, *listed(self.alone)):
             if name not in possible_methods:
-                yield (f"{name} is unknown, or needs a pipeline of its own: choose methods= and alone= from "
-                       f"{', '.join(possible_methods)}")
+                yield (f"{name} is unknown, or needs a pipeline of its own, for methods= and alone=: "
+                       f"{instead_of('pipeline_type', name, possible_methods)}")
 
         yield from super().problems()
         yield from wrong_numbers("rates", self.rates, RATES)

@@ -7,6 +7,7 @@ from typing import Iterator
 from config.drafts import BEST_DRAFT
 from config.keys import keys_with, shared_key
 from config.methods import BEST_METHOD, METHODS
+from config.old_names import instead_of
 from config.profiles import is_file
 from config.values import NUMBER, Range, listed
 from eval.keys import ComparedDrafts, Contender, DataSetKeys, drafted
@@ -54,7 +55,8 @@ class PlanConfig(ComparedDrafts, DataSetKeys):
         pipelined_methods = [name for name, method in METHODS.items() if method.target == "ring"]
         for name in self.chosen_methods:
             if name not in pipelined_methods:
-                yield f"methods={self.methods}: {name} has no plans: choose among {', '.join(pipelined_methods)}"
+                advice = instead_of("pipeline_type", name, pipelined_methods)
+                yield f"methods={self.methods}: {name} has no plans: {advice}"
 
         yield from self.draft_problems()
         yield from super().problems()

@@ -279,8 +279,10 @@ class Part:
             owner, _, ending = name.rpartition(".")
             has_scale = self.quant != "none" and ending == "weight" and f"{owner}.scale" in names
             if has_scale and self.quant in IN_BLOCKS:
-                raise ValueError(f"{self.folder} holds {self.quant} weights in a form that is no longer read; {remedy} "
-                                 f"--quant {self.quant}")
+                stages = "+".join(map(str, self.stages))
+                raise ValueError(f"{self.folder} holds {self.quant} weights in a form that is no longer read; split "
+                                 f"again: python3 split_and_save_models.py MODEL_DIR {self.folder.parent} --stages "
+                                 f"{stages} --quant {self.quant}")
             check_type(self.weights, name, QUANTIZED if has_scale else FLOATS)
 
     @property
