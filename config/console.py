@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT_PYTHONS = ("board/bin/python", ".venv/bin/python")
 NEEDED_PACKAGES = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
 SERVER_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
-FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages, but for `doctor gpu`
-NEEDY_WORD = b"gpu"
+FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
 ENTERED_VARIABLE = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
 Words = Sequence[str]
@@ -131,6 +130,11 @@ def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
 
+def process_words() -> list[bytes]:
+    """Return the words with which this process was started, options of Python included."""
+    return Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1]
+
+
 def enter(*package_names: str) -> None:
     """Restart the command in the project's environment if this Python lacks one of these packages.
 
@@ -138,15 +142,13 @@ def enter(*package_names: str) -> None:
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
     missing_name = next((name for name in package_names if find_spec(name) is None), "")
-    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if missing_name else []
-    is_free = not FREE_COMMANDS.isdisjoint(words) and NEEDY_WORD not in words
-    if not missing_name or is_free:
+    if not missing_name:
         return
 
     pythons = [ROOT / name for name in PROJECT_PYTHONS if os.access(ROOT / name, os.X_OK)]
     if pythons and ENTERED_VARIABLE not in os.environ:
         os.environ[ENTERED_VARIABLE] = sys.executable
-        os.execv(pythons[0], [os.fsencode(pythons[0]), *words])
+        os.execv(pythons[0], [os.fsencode(pythons[0]), *process_words()])
 
     say(missing_package(missing_name))
     sys.exit(EXIT_WRONG)

@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from config.console import NEEDED_PACKAGES, enter, interrupt, missing_package
+from config.console import FREE_COMMANDS, NEEDED_PACKAGES, enter, interrupt, missing_package, process_words
 from config.failure import SPACE, limit_remedy, shortage
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
@@ -51,6 +51,7 @@ _check_memory()
 if sys.argv[:1] == ["-m"]:  # a command, not a debugger
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
-    enter(*NEEDED_PACKAGES)
+    needs_packages = FREE_COMMANDS.isdisjoint(process_words())
+    enter(*(NEEDED_PACKAGES if needs_packages else ()))
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")

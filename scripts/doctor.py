@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from cluster.board import addresses as _addresses
-from config.console import run
+from config.console import NEEDED_PACKAGES, enter, run
 from config.presets import ROOT, STORY_PROMPT
 from config.schema.untrusted import reason
 from launch.available import available
@@ -309,6 +309,7 @@ def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
 def main(argv: list[str] | None = None) -> int:
     typed_words = sys.argv[1:] if argv is None else argv
     if typed_words[:1] == ["gpu"]:
+        enter(*NEEDED_PACKAGES)
         from eval.bench.gpu import gpu
         return run(gpu, typed_words[1:])
 
