@@ -532,6 +532,7 @@ def compiled_output(compiler_name, runner, level, source, program):
     return subprocess.run([*runner, str(program)], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("compiler_name, names", [("cc", list(LEVELS)),
                                                   ("aarch64-linux-gnu-gcc", ["dotprod", "plain"])], ids=str)
 def test_every_instruction_set_prints_the_same_hashes(compiler_name, names, tmp_path):
