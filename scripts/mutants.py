@@ -50,7 +50,7 @@ CHANGING_STATEMENTS = ("assignment_expression", "update_expression", "call_expre
 
 
 class Mutation(NamedTuple):
-    """A change of a file: `replacement` in place of the bytes from `start` to `end`."""
+    """A change of a file: `replacement` instead of the bytes from `start` to `end`."""
 
     line: int
     start: int
@@ -67,7 +67,7 @@ class Mutation(NamedTuple):
         return f"line {self.line}: {self.action} `{changed_text[:90]}`"
 
 
-class TestRun(NamedTuple):
+class TimedTest(NamedTuple):
     """A test as it went without a mutant: its seconds, and the lines of the file that it executed."""
 
     name: str
@@ -83,8 +83,8 @@ class TestRun(NamedTuple):
 
 def mutations(path: Path, content: bytes) -> list[Mutation]:
     """Return every mutation of a file, in the order of its text."""
-    find = _in_python if path.suffix == ".py" else _in_c
-    return sorted(find(content))
+    find_mutations = _in_python if path.suffix == ".py" else _in_c
+    return sorted(find_mutations(content))
 
 
 def _in_python(content: bytes) -> Iterator[Mutation]:
@@ -92,7 +92,7 @@ def _in_python(content: bytes) -> Iterator[Mutation]:
     for line in content.splitlines(keepends=True):
         starts_of_lines.append(starts_of_lines[-1] + len(line))
 
-    def changed(node: Any, action: str) -> Mutation:
+    def change_of(node: Any, action: str) -> Mutation:
         start = starts_of_lines[node.lineno - 1] + node.col_offset
         end = starts_of_lines[node.end_lineno - 1] + node.end_col_offset
         replacement = b"pass" if action == "removed" else b"(not (%s))" % content[start:end]
@@ -105,9 +105,9 @@ def _in_python(content: bytes) -> Iterator[Mutation]:
             continue  # before Python 3.12, what is inside has no true position
         pending_nodes.extend(ast.iter_child_nodes(node))
         if _is_step(node):
-            yield changed(node, "removed")
+            yield change_of(node, "removed")
         for condition in _conditions(node):
-            yield changed(condition, "negated")
+            yield change_of(condition, "negated")
 
 
 def _is_step(node: ast.AST) -> bool:
@@ -156,7 +156,7 @@ def _is_step_of_c(expression: Any) -> bool:
 
 # --- which tests run --------------------------------------------------------------------------------------------------
 
-def test_files(path: str) -> list[str]:
+def files_testing(path: str) -> list[str]:
     """Return the files of tests that import a file of the project; for one in C, those that run the native kernels."""
     module = path[:-3].replace("/", ".") if path.endswith(".py") else NATIVE
     importing_files = []
@@ -179,7 +179,7 @@ class Observer:
     With `traced_file` it also passes on which lines of that file each test executes.
     """
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], planned_tests: Sequence[TestRun],
+    def __init__(self, report: Callable[[dict[str, Any]], None], planned_tests: Sequence[TimedTest],
                  traced_file: Path | None = None) -> None:
         self._report, self._planned_tests, self._traced_file = report, planned_tests, traced_file
         self._lines: set[int] = set()
@@ -191,8 +191,8 @@ class Observer:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._planned_tests:
-            places = {test.name: place for place, test in enumerate(self._planned_tests)}
-            items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
+            order = {test.name: number for number, test in enumerate(self._planned_tests)}
+            items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._started_at = time.monotonic()
@@ -237,7 +237,7 @@ class Workplace:
     def file(self) -> Path:
         return self._folder / "project" / self._path
 
-    def run(self, content: bytes, names: Sequence[str], planned_tests: Sequence[TestRun] = (),
+    def run(self, content: bytes, names: Sequence[str], planned_tests: Sequence[TimedTest] = (),
             is_traced: bool = False) -> tuple[int, list[dict[str, Any]]]:
         """Run tests of these names or files, and return pytest's exit code and what the `Observer` reported."""
         self.file.write_bytes(content)
@@ -261,7 +261,7 @@ class Workplace:
         """Return the last line that pytest printed."""
         return (self._folder / "output").read_text(errors="replace").strip().rpartition("\n")[2]
 
-    def _run_forked(self, names: Sequence[str], planned_tests: Sequence[TestRun], is_traced: bool,
+    def _run_forked(self, names: Sequence[str], planned_tests: Sequence[TimedTest], is_traced: bool,
                     report_file: Path) -> None:
         """Run tests in this forked process, and end it."""
         exit_code = 1
@@ -317,23 +317,27 @@ class Trials:
 
     def __init__(self, path: str, more_test_files: Sequence[str] = ()) -> None:
         self.path = path
-        self.test_files = sorted({*test_files(path), *more_test_files})
+        self.test_files = sorted({*files_testing(path), *more_test_files})
         self.content = (ROOT / path).read_bytes()
         self.mutations = mutations(Path(path), self.content)
         digest = hashlib.sha256(self.content).hexdigest()[:16]
         self._result_file = RESULTS / f"{path.replace('/', '.')}-{digest}.jsonl"
-        self.outcomes: dict[int, str] = {}  # by the place of a mutation: the test that noticed it, or SURVIVED
+        self.outcomes: dict[int, str] = {}  # by the number of a mutation: the test that noticed it, or SURVIVED
         if self._result_file.exists():
             for line in self._result_file.read_text().splitlines():
                 result = json.loads(line)
                 self.outcomes[result["mutation"]] = result["outcome"]
-        self.tests: list[TestRun] = []
+        self.tests: list[TimedTest] = []
 
-    def record(self, place: int, outcome: str) -> None:
-        self.outcomes[place] = outcome
+    def record(self, mutant_number: int, outcome: str) -> None:
+        self.outcomes[mutant_number] = outcome
         RESULTS.mkdir(parents=True, exist_ok=True)
         with self._result_file.open("a") as results:
-            print(json.dumps({"mutation": place, "outcome": outcome}), file=results)
+            print(json.dumps({"mutation": mutant_number, "outcome": outcome}), file=results)
+
+    def survivors(self) -> list[int]:
+        """Return the numbers of the mutants that no test noticed."""
+        return sorted(number for number, outcome in self.outcomes.items() if outcome == SURVIVED)
 
     def measure(self, workplace: Workplace) -> None:
         """Run the tests without a mutant, and keep those that succeed. Raises ValueError if there are none."""
@@ -348,14 +352,14 @@ class Trials:
             if report.get("failed"):
                 print(f"{report['test']} fails without a mutant and is left out", file=sys.stderr)
             elif "test" in report:
-                self.tests.append(TestRun(report["test"], report["seconds"], report["lines"]))
+                self.tests.append(TimedTest(report["test"], report["seconds"], report["lines"]))
         if not self.tests:
             raise ValueError(f"no test that imports {self.path} succeeds without a mutant: {workplace.last_words()}")
 
-    def attempt(self, place: int, workplace: Workplace) -> str:
+    def attempt(self, mutant_number: int, workplace: Workplace) -> str:
         """Return the test that notices a mutant, or SURVIVED."""
-        mutant = self.mutations[place].applied(self.content)
-        for planned_tests in self._batches(self.mutations[place]):
+        mutant = self.mutations[mutant_number].applied(self.content)
+        for planned_tests in self._batches(self.mutations[mutant_number]):
             names = sorted({test.file for test in planned_tests})
             exit_code, reports = workplace.run(mutant, names, planned_tests)
             failed_tests = [report["test"] for report in reports if report["failed"]]
@@ -365,7 +369,7 @@ class Trials:
                 return ENDED
         return SURVIVED
 
-    def _batches(self, mutation: Mutation) -> Iterator[Sequence[TestRun]]:
+    def _batches(self, mutation: Mutation) -> Iterator[Sequence[TimedTest]]:
         """Yield the tests that may notice a mutant: a few that are quick or noticed many, then the others."""
         num_lines = self.content.count(b"\n", mutation.start, mutation.end) + 1
         changed_lines = set(range(mutation.line, mutation.line + num_lines))
@@ -388,7 +392,7 @@ class Trials:
                 yield batch
 
 
-def run_trials(trials: Trials, places: Sequence[int], num_jobs: int) -> None:
+def run_trials(trials: Trials, mutant_numbers: Sequence[int], num_jobs: int) -> None:
     """Try these mutants, `num_jobs` at a time, and record what becomes of each."""
     from tqdm import tqdm
 
@@ -400,8 +404,8 @@ def run_trials(trials: Trials, places: Sequence[int], num_jobs: int) -> None:
         for workplace in workplaces:
             free_workplaces.put(workplace)
         with ProcessPoolExecutor(num_jobs, get_context("fork"), _start_job, (trials, free_workplaces)) as jobs:
-            attempts = [jobs.submit(_attempt, place) for place in places]
-            for attempt in tqdm(as_completed(attempts), total=len(places), unit="mutant", disable=None):
+            attempts = [jobs.submit(_attempt, mutant_number) for mutant_number in mutant_numbers]
+            for attempt in tqdm(as_completed(attempts), total=len(mutant_numbers), unit="mutant", disable=None):
                 trials.record(*attempt.result())
 
 
@@ -412,10 +416,11 @@ def _start_job(trials: Trials, free_workplaces: Any) -> None:
     _job[:] = trials, free_workplaces.get()
 
 
-def _attempt(place: int) -> tuple[int, str]:
+def _attempt(mutant_number: int) -> tuple[int, str]:
     trials, workplace = _job
-    trials.outcomes[place] = trials.attempt(place, workplace)  # so that this process knows which tests notice many
-    return place, trials.outcomes[place]
+    outcome = trials.attempt(mutant_number, workplace)
+    trials.outcomes[mutant_number] = outcome  # in this process too, which then knows the tests that notice many
+    return mutant_number, outcome
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -432,16 +437,16 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     trials = Trials(_path_in_project(options.file), [_path_in_project(name) for name in options.tests])
-    places = range(len(trials.mutations))
-    pending_places = [place for place in places if place not in trials.outcomes
-                      or options.again and trials.outcomes[place] == SURVIVED]
-    if pending_places:
-        run_trials(trials, pending_places, max(1, options.jobs))
+    untried = [number for number in range(len(trials.mutations)) if number not in trials.outcomes]
+    pending_numbers = untried + trials.survivors() if options.again else untried
+    if pending_numbers:
+        run_trials(trials, pending_numbers, max(1, options.jobs))
 
-    survivors = [place for place in places if trials.outcomes[place] == SURVIVED]
-    print(f"{trials.path}: {len(trials.outcomes)} mutants tried, of {len(places)}; no test notices {len(survivors)}")
-    for place in survivors:
-        print(f"  {trials.mutations[place].described(trials.content)}")
+    num_tried, num_mutants = len(trials.outcomes), len(trials.mutations)
+    survivors = trials.survivors()
+    print(f"{trials.path}: {num_tried} mutants tried, of {num_mutants}; no test notices {len(survivors)}")
+    for mutant_number in survivors:
+        print(f"  {trials.mutations[mutant_number].described(trials.content)}")
     return 0
 
 
@@ -451,7 +456,7 @@ def _path_in_project(name: str) -> str:
     if missing := missing_package("pytest"):
         raise ValueError(missing.replace("bash run_pipe.sh", "bash scripts/test.sh"))
     if path.suffix not in (".py", ".c", ".h") or ROOT not in path.parents:
-        raise ValueError(f"{name} is no Python or C file of this project: name one, as in model/tree.py")
+        raise ValueError(f"{name} is no Python or C file of this project: name one, as model/tree.py")
     if not path.is_file():
         raise ValueError(f"{name} does not exist: name a Python or C file of this project, as model/tree.py")
     return path.relative_to(ROOT).as_posix()
