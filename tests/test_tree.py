@@ -1,10 +1,12 @@
 """The invariants of the token tree, after any sequence of operations."""
+import math
 import random
 import sys
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.tree import TokenTree, verify
@@ -72,6 +74,197 @@ def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
         assert node == tree.tip
     assert set(tree.nodes) == set(tree.trunk) | tree.live
     assert tree.unsent_guesses <= tree.live
+
+
+class PlainTree:
+    """The same tree as a text and the paths of its guesses: a node is named by all tokens from the beginning to it."""
+
+    def __init__(self, prompt, best_first):
+        self.text, self.best_first = tuple(prompt), best_first
+        self.unsent_text = [self.text[:end] for end in range(1, len(prompt) + 1)]
+        self.scores = dict.fromkeys(self.unsent_text, 0.0)
+        self.guesses, self.unsent = [], set()  # the oldest guess first
+        self.accepted, self.num_misses, self.num_sent = [], -len(prompt), 0
+
+    def add(self, parent, token, score):
+        path, bounded = (*parent, token), min(score, self.scores[parent])
+        if path in self.guesses:
+            self.scores[path] = max(bounded, self.scores[path])
+            return
+        self.scores[path] = bounded
+        self.guesses.append(path)
+        self.unsent.add(path)
+
+    def settle(self, token):
+        parent, self.text = self.text, (*self.text, token)
+        if self.text not in self.guesses:
+            self.scores[self.text] = self.scores[parent]
+            self.unsent_text.append(self.text)
+        elif self.text in self.unsent:
+            self.unsent_text.append(self.text)
+        else:
+            self.accepted.append(len(parent))
+        self.keep(lambda path: len(path) > len(self.text) and path[:len(self.text)] == self.text)
+
+    def keep(self, lives):
+        self.guesses = [path for path in self.guesses if lives(path)]
+        self.unsent &= set(self.guesses)
+
+    def cut(self, max_rows, max_text_rows):
+        chunks = -(-len(self.unsent_text) // max_text_rows) or 1
+        size = -(-len(self.unsent_text) // chunks)
+        rows, self.unsent_text = self.unsent_text[:size], self.unsent_text[size:]
+        self.num_misses += len(rows)
+        if self.unsent_text:
+            return rows
+        ranked = [path for path in self.guesses if path in self.unsent]
+        if self.best_first:
+            ranked.sort(key=lambda path: -self.scores[path])  # equal ones stay in the order of their age
+        best = ranked[:max(0, max_rows - len(rows))]
+        self.unsent -= set(best)
+        self.num_sent += len(best)
+        return rows + best
+
+    def forget(self, least):
+        weak = {path for path in self.unsent if self.scores[path] < least}
+        self.keep(lambda path: not any(path[:end] in weak for end in range(1, len(path) + 1)))
+
+    def trim(self, max_guesses, offered=()):
+        scores = sorted([self.scores[path] for path in self.guesses] + list(offered))[::-1]
+        if len(scores) <= max_guesses:
+            return -math.inf
+        self.forget(scores[max_guesses - 1])
+        return scores[max_guesses - 1]
+
+    def offer(self, guesses, max_guesses, least):
+        new = [score for parent, token, score in guesses if (*parent, token) not in self.guesses]
+        floor = max(self.trim(max_guesses, new), least)
+        for parent, token, score in guesses:
+            if score >= floor:
+                self.add(parent, token, score)
+
+    def facts(self):
+        scores = {path: self.scores[path] for path in self.guesses}
+        return [*self.text], scores, self.unsent, self.unsent_text, self.accepted, self.num_misses, self.num_sent
+
+
+def path_of(tree, node):
+    """The tokens from the beginning to a node."""
+    tokens = [tree.nodes[node].token]
+    while tree.nodes[node].parent != node:
+        node = tree.nodes[node].parent
+        tokens.insert(0, tree.nodes[node].token)
+    return tuple(tokens)
+
+
+def facts_of(tree):
+    def paths(nodes):
+        return [path_of(tree, node) for node in nodes]
+
+    scores = {path_of(tree, node): tree.nodes[node].score for node in tree.live}
+    return (tree.tokens, scores, set(paths(tree.unsent_guesses)), paths(tree.unsent_text), tree.accepted_positions,
+            tree.num_misses, tree.num_sent_guesses)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10**6), st.booleans())
+def test_any_sequence_of_operations_does_what_it_does_to_a_list_of_paths(seed, best_first):
+    chance = random.Random(seed)
+    tree, plain = TokenTree([1, 2, 3], 40, best_first=best_first), PlainTree([1, 2, 3], best_first)
+    for _ in range(chance.randrange(40)):
+        deed = chance.choice(["add"] * 8 + ["settle", "cut", "cut", "trim", "forget", "offer", "offer"])
+        node = chance.choice([tree.tip, *sorted(tree.live)])
+        path, score, size = path_of(tree, node), -chance.randrange(1, 12) / 4, chance.randrange(1, 9)
+        if deed == "add":
+            token = chance.randrange(4)
+            assert path_of(tree, tree.add(node, token, score)) == (*path, token)
+            plain.add(path, token, score)
+        elif deed == "settle":
+            token = chance.randrange(4)
+            tree.settle(token), plain.settle(token)
+        elif deed == "cut":
+            rows = [path_of(tree, each) for each in tree.cut(size, 2)]
+            assert rows == plain.cut(size, 2)
+        elif deed == "trim":
+            assert tree.trim(size) == plain.trim(size)
+        elif deed == "forget":
+            tree.forget(score), plain.forget(score)
+        else:
+            offered = [(token, tree.nodes[node].score + score / 4 - token / 8) for token in range(4)]
+            tree.offer([(node, *each) for each in offered], size, -2.0)
+            plain.offer([(path, *each) for each in offered], size, -2.0)
+        assert facts_of(tree) == plain.facts()
+
+    assert set(tree.nodes) == {*tree.trunk, *tree.live}
+    assert tree.num_unsent == len(plain.unsent) + len(plain.unsent_text)
+    assert tree.room == 40 - len(plain.text)
+    assert tree.horizon > max(tree.nodes)
+
+
+def test_a_tree_that_begins_again_sends_its_text_again_and_counts_on():
+    tree = TokenTree([1, 2], max_tokens=20)
+    tree.num_verifications = 4
+    for token in (5, 6, 7):
+        tree.add(tree.tip, token, -0.5)
+        tree.cut()
+        tree.settle(token)
+    tree.settle(8)
+    tree.cut()
+    assert (tree.accepted_positions, tree.num_misses, tree.num_sent_guesses) == ([2, 3, 4], 1, 3)
+
+    again = tree.again(2, 4)
+    assert again.tokens == [1, 2, 5, 6] and again.tip > tree.horizon and again.max_tokens == 20
+    assert (again.accepted_positions, again.num_sent_guesses, again.num_verifications) == ([2, 3], 3, 4)
+    assert again.cut() == again.trunk
+    assert again.num_misses == 0, "both tokens behind the prompt were sent guesses"
+    tree.skip(0)
+    assert tree.again(2, 6).tokens == [1, 2, 5, 6, 7, 8]
+
+
+def test_text_that_the_target_holds_is_not_sent():
+    tree = TokenTree(range(7), max_tokens=20)
+    tree.skip(5)
+    assert tree.num_misses == -2 and tree.cut() == tree.trunk[5:]
+    assert tree.num_misses == 0
+
+
+def test_features_are_released_as_far_as_all_have_read_them_but_never_that_of_the_tip():
+    tree = TokenTree(range(5), max_tokens=20)
+
+    def held():
+        return [tree.nodes[node].hidden for node in tree.trunk]
+
+    for node in tree.trunk:
+        tree.nodes[node].hidden = "feature"
+    tree.release(2)
+    assert held() == [None] * 2 + ["feature"] * 3
+    tree.release(9)
+    assert held() == [None] * 4 + ["feature"]
+    tree.release(1)
+    tree.settle(9)
+    tree.release(9)
+    assert held() == [None] * 6
+
+
+def test_a_guess_that_the_law_excludes_is_not_sent_and_children_are_found_by_their_tokens():
+    law = SimpleNamespace(allows=lambda tree, node, token: token != 7)
+    tree = TokenTree([1], max_tokens=9, law=law)
+    banned, allowed = (tree.add(tree.tip, token, -0.5) for token in (7, 8))
+    assert tree.live == {banned, allowed} and tree.cut() == [tree.tip, allowed]
+    assert [tree.child(tree.tip, token) for token in (7, 8, 9)] == [banned, allowed, None]
+    assert tree.child(99, 7) is None
+
+
+def test_verifications_are_counted_where_rows_came_back_since_the_last_one():
+    tree = TokenTree([1], max_tokens=3)
+    verify(tree)
+    tree.has_unverified = True
+    tree.nodes[tree.tip].target_token = 4
+    assert verify(tree) == [4] and verify(tree) == [] and tree.num_verifications == 1
+    for _ in range(2):
+        tree.nodes[tree.tip].target_token = 4
+        verify(tree)
+    assert tree.tokens == [1, 4, 4], "there is no room for more"
 
 
 def test_adding_twice_is_merging():
@@ -162,6 +355,7 @@ def test_a_turn_costs_no_more_in_a_long_text():
             tree.add(tree.add(tree.tip, rank, -1.0 - rank), 0, -2.0 - rank)
         tree.cut(16, 64)
         judge(tree, 3)
+        tree.release(len(tree.trunk))
 
     def lines(length):
         tree, steps = TokenTree(range(length), max_tokens=10**6), 0
