@@ -19,19 +19,23 @@ from model.rules import (
     RULES,
     Chance,
     Judging,
+    drawing,
+    drawn,
     judged,
+    laws,
     mss,
     naive,
     residual,
+    spread,
     with_replacement,
     without_repeats,
     without_replacement,
 )
-from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
+from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream
 from model.tree import Proposal, TokenTree
 from pipeline.answers import Request
 from tests.checkpoints import refused
-from tests.test_sample import ALPHA, p_value
+from tests.test_sample import ALPHA, p_value, processed_law
 from tests.tiny import TREE, Tiny, pipeline, random_tensor, tokens_of
 
 # --- all possible outcomes, with their probabilities ------------------------------------------------------------------
@@ -128,6 +132,20 @@ def test_every_rule_gives_a_token_by_the_target_s_law(name, case):
         return judge(target, proposals(drafters, draw or with_replacement, chance), chance)
 
     assert distance(experiment, target) == 0
+
+
+@by_each_rule
+@pytest.mark.parametrize("pair", [(P3, Q3), (P4, Q4), (P5, Q5), (P4, P4)], ids=range(4))
+def test_one_guess_is_accepted_as_often_as_laws_overlap(name, pair):
+    """With the probability 1 - TV(p, q), which no rule can exceed; naive sampling meets it only by chance."""
+    target, draft = pair
+
+    def experiment(chance):
+        [proposal] = proposals([(draft, 1)], RULES[name].draw or with_replacement, chance)
+        return int(RULES[name].judge(target, [proposal], chance) == proposal.token)
+
+    overlaps = {"naive": target * draft}.get(name, np.minimum(target, draft))
+    assert distribution(experiment, 2)[1] == overlaps.sum()
 
 
 def test_naive_gives_the_target_s_law_whatever_is_below_the_node():
@@ -271,9 +289,50 @@ def test_without_proposals_a_rule_follows_the_warped_law(name):
     tree = TokenTree(range(20_001), 1 << 20)
     sampler = Sampler(0.8, 0.9, 6, seed=2, rule=name)
     said = judged(sampler, tree, tree.trunk, logits.expand(len(tree.trunk), -1))
-    assert p_value(said,
-                   warp(logits[None], 0.8, 6, 0.9).softmax(-1)[0]) > ALPHA
+    assert p_value(said, processed_law(logits, 0.8, 6, 0.9)) > ALPHA
     assert judged(sampler, tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
+
+
+DRAFTS = {"ssm0": (0, [0, 1, 2, 4, 5]), "ssm1": (1, range(7))}  # each drafter's number, and the tokens that it knows
+
+
+@pytest.mark.parametrize("name", ["mss", "eagle1"])
+def test_guesses_that_are_drawn_and_judged_give_a_token_by_the_law_of_transformers(name):
+    """Two drafters, which know other tokens than the target, guess two tokens each below every node."""
+    logits, sampler = random_tensor(4, 9) * 1.5, Sampler(0.8, 0.95, 7, seed=6, rule=name)
+    tree = TokenTree(range(4_000), 1 << 20)
+    drafts = []
+    for source, (number, known) in DRAFTS.items():
+        law_TV = spread((random_tensor(number, len(known)) * 1.5).softmax(-1).numpy()[None], torch.tensor([*known]))
+        assert law_TV.sum() == pytest.approx(1) and set(np.flatnonzero(law_TV)) == set(known)
+        drafts.append((Proposal(source, -1, law_TV[0]), number))
+
+    first_drawn = []
+    for node in tree.trunk:
+        for like, number in drafts:
+            for proposal, score in drawn(sampler, like, tree.nodes[node].pos + 1, number, 2):
+                assert proposal.law is like.law and score == np.log(like.law[proposal.token])
+                tree.propose(node, proposal, score)
+        first_drawn.append([proposal.token for proposal in tree.nodes[node].drawn])
+    assert p_value([tokens[0] for tokens in first_drawn], drafts[0][0].law) > ALPHA
+    assert p_value([tokens[2] for tokens in first_drawn], drafts[1][0].law) > ALPHA
+
+    tokens = judged(sampler, tree, tree.trunk, logits.expand(len(tree.trunk), -1))
+    assert p_value(tokens, processed_law(logits, 0.8, 7, 0.95)) > ALPHA
+
+
+def test_only_rules_of_drawn_guesses_draw_them_and_only_above_temperature_0():
+    functions = {rule: drawing(Sampler(1.0, rule=rule)) for rule in ("match", *RULES, *LOSSY)}
+    assert functions == {"match": None, "naive": None, "mss": with_replacement, "eagle1": without_repeats,
+                         "typical": None}
+    assert drawing(Sampler(0.0, rule="mss")) is None
+
+
+def test_laws_are_in_float64_and_on_the_host():
+    [law_V] = laws(Sampler(0.8, 0.9, 6), random_tensor(3, 1, 9).bfloat16())
+    assert law_V.dtype == np.float64
+    expected = processed_law(random_tensor(3, 9).bfloat16().double(), 0.8, 6, 0.9)
+    np.testing.assert_allclose(law_V, expected, rtol=1e-12)
 
 
 @by_each_rule
@@ -304,7 +363,7 @@ def texts(rule, runs=RUNS):
 def p_values(found):
     """Yield the p-values of the first token, and of the second token after the likeliest first one."""
     def law_behind(tokens):
-        return warp(TINY.logits(tokens)[-1:], 0.7, 5, 1.0).softmax(-1)[0]
+        return processed_law(TINY.logits(tokens)[-1], 0.7, 5)
 
     likeliest = int(law_behind(START).argmax())
     yield p_value([text[0] for text in found], law_behind(START))

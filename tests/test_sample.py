@@ -27,6 +27,25 @@ def p_value(drawn, law):
     return chdtrc(len(seen) - 1, ((seen - want) ** 2 / want).sum())
 
 
+def processed_law(logits_V, temperature, top_k=0, top_p=1.0, min_p=0.0):
+    """Return the law `[V]` that transformers' processors and numpy's softmax give."""
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    processors += [TopKLogitsWarper(top_k)] if top_k else []
+    processors += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    processors += [MinPLogitsWarper(min_p)] if min_p else []
+    processed_V = processors(None, logits_V[None].clone())[0].numpy()
+    weights_V = np.exp(processed_V - processed_V.max())
+    return weights_V / weights_V.sum()
+
+
 @pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0),
                                                        (0.5, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8),
                                                        (0.7, 6, 0.9)])
@@ -34,8 +53,39 @@ def test_tokens_follow_the_warped_distribution(temperature, top_k, top_p):
     logits = random_tensor(0, 12) * 1.5
     drawn = Sampler(temperature, top_p, top_k, seed=9)(logits.expand(DRAWS, -1),
                                                        range(DRAWS))
-    assert p_value(drawn,
-                   warp(logits[None], temperature, top_k, top_p).softmax(-1)[0]) > ALPHA
+    assert p_value(drawn, processed_law(logits, temperature, top_k, top_p)) > ALPHA
+
+
+def test_each_noise_is_gumbels_law():
+    """By the test of Kolmogorov and Smirnov against exp(-exp(-x)), over tokens and over positions."""
+    by_position = torch.stack([gumbel(3, position, 50) for position in range(200)])
+    for noises in (by_position.flatten(), by_position[:, 0], by_position[0]):
+        ascending, count = noises.sort().values.numpy(), len(noises)
+        gaps = np.exp(-np.exp(-ascending)) - (np.arange(count) + 0.5) / count
+        assert np.abs(gaps).max() < 2.2 / count ** 0.5  # one of 30,000 samples is further off
+
+
+def test_noise_is_that_of_the_tokens_that_a_draft_knows_and_none_where_nothing_is_sampled():
+    known = torch.tensor([4, 0, 9])
+    expected = torch.stack([gumbel(5, position, 10) for position in (3, 8)])[:, [4, 0, 9]]
+    assert torch.equal(Sampler(1.0, seed=5).noise([3, 8], known), expected)
+    for sampler in (Sampler(0.0, seed=5), Sampler(1.0, seed=5, rule="mss")):
+        assert not sampler.noise([3, 8], known).any()
+
+
+def test_the_likeliest_token_stays_however_small_the_share_that_is_kept():
+    logits = torch.tensor([[0.3, 0.1, 0.2, 0.3]])
+    assert warp(logits, 1.0, 0, 1e-9).isfinite().sum() == 1
+    np.testing.assert_array_equal(warp(logits[:, :3], 1.0, 0, 0.0).softmax(-1), [[1, 0, 0]])
+    assert warp(logits, 1.0, 0, 1.0, 1.0).isfinite().tolist() == [[True, False, False, True]]
+
+
+def test_the_likeliest_tokens_are_at_temperature_0_whatever_else_is_asked():
+    logits = random_tensor(7, 20, 30)
+    expected = logits.numpy().argmax(1).tolist()
+    for sampler in (Sampler(), Sampler(0.0, 0.1, 3, seed=4, min_p=0.5), Sampler(0.0, rule="mss")):
+        assert sampler(logits, range(20)) == expected
+        assert sampler.warped(logits) is logits and sampler.matches
 
 
 def test_the_chi_square_test_sees_a_wrong_sampler():
@@ -136,7 +186,7 @@ def test_the_whole_pipeline_samples_the_models_distribution():
     prompt, runs = [4, 9, 13], 600
 
     def law_of(text):
-        return (TINY.logits(text)[-1] / 0.6).softmax(-1)
+        return processed_law(TINY.logits(text)[-1], 0.6)
 
     with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
         asked = [decoder.submit(Request(prompt, Sampler(0.6, seed=seed), 2)) for seed in range(runs)]
