@@ -70,8 +70,7 @@ class PathLaw:
 
         # counts in the text and on each path
         _, repetition, frequency, presence = self._penalties
-        text_tokens = self._answer_counts if repetition == 1 else self._text_counts
-        tokens = list(dict.fromkeys(chain(text_tokens, *paths)))
+        tokens = list(dict.fromkeys(chain(self._text_counts, *paths)))
         if not tokens:
             return
         column_of_token = {token: column for column, token in enumerate(tokens)}
@@ -89,7 +88,7 @@ class PathLaw:
         logit_TN = logits_TV[:, columns]
         reduced_TN = torch.where(logit_TN > 0, logit_TN / repetition, logit_TN * repetition)
         logit_TN = torch.where(is_repeated_TN, reduced_TN, logit_TN)
-        logits_TV[:, columns] = logit_TN - frequency * answer_count_TN - presence * (answer_count_TN > 0)
+        logits_TV[:, columns] = logit_TN - frequency * answer_count_TN - presence * answer_count_TN.clamp(max=1)
 
 
 def path_below(tree: TokenTree, node: int) -> list[int]:

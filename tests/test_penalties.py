@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import cycle
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,20 +32,26 @@ SAMPLERS = [Sampler(penalties=PENALTIES[0]),
             Sampler(penalties=PENALTIES[3])]
 
 
+def changed(logit_V, text, answer, penalties):
+    """Return the logits `[V]` after a text that ends with an answer, by the formulas of vLLM and OpenAI."""
+    bias, repetition, frequency, presence = penalties
+    row_V = np.asarray(logit_V, dtype=float).copy()
+    for token, number in bias:
+        row_V[token] += number
+    for token in set(text):
+        row_V[token] = row_V[token] / repetition if row_V[token] > 0 else row_V[token] * repetition
+    for token in set(answer):
+        row_V[token] -= frequency * answer.count(token) + presence
+    return row_V
+
+
 @lru_cache(maxsize=None)
 def reference(deep: bool, prompt: tuple[int, ...], sampler: Sampler) -> list[int]:
     """Decode token by token, with the definitions of OpenAI and Hugging Face."""
     tiny, tokens = DEEP if deep else TINY, list(prompt)
-    bias, repetition, frequency, presence = sampler.penalties
     while len(tokens) < len(prompt) + NEW:
-        row = tiny.logits(tokens)[-1].clone()
-        for token, value in bias:
-            row[token] += value
-        for token in set(tokens):
-            row[token] = row[token] / repetition if row[token] > 0 else row[token] * repetition
-            count = tokens[len(prompt):].count(token)
-            row[token] -= count * frequency + (count > 0) * presence
-        tokens += sampler(row[None], [len(tokens)])
+        row_V = changed(tiny.logits(tokens)[-1], tokens, tokens[len(prompt):], sampler.penalties)
+        tokens += sampler(torch.from_numpy(row_V)[None], [len(tokens)])
     return tokens[len(prompt):]
 
 
@@ -134,6 +142,62 @@ def test_the_repetition_penalty_equals_that_of_transformers():
                                 [3, 7, 9, 7, 5])):
         torch.testing.assert_close(ours[row:row + 1],
                                    theirs(torch.tensor([path]), logits[row:row + 1].clone()))
+
+
+@pytest.mark.parametrize("columns", [None, [7, 2, 11, 0, 5, 3]], ids=str)  # the tokens that a draft knows
+@pytest.mark.parametrize("penalties", [*PENALTIES, Penalties(),
+                                       Penalties(((19, 1.0), (2, -0.5)), 0.8, -0.3, 0.2)], ids=str)
+def test_logits_on_every_path_of_a_growing_text_are_those_of_the_formulas(penalties, columns):
+    penalties = penalties._replace(bias=tuple((token % 20, number) for token, number in penalties.bias))
+    column_token_V = None if columns is None else torch.tensor(columns)
+    prompt, answer = [3, 7, 9, 7], []
+    tree, law = TokenTree(prompt, 30), PathLaw(penalties, len(prompt))
+    for turn, token in enumerate((7, 5, 5, 2, 13)):
+        first, second = (tree.add(tree.tip, guess, -0.1) for guess in (5, 11))
+        nodes = [tree.tip, first, tree.add(first, 5, -0.2), second, tree.add(second, 7, -0.3)]
+        paths = [], [5], [5, 5], [11], [11, 7]
+        logits_TV = random_tensor(turn, 5, 20)
+        expected = np.stack([changed(row, prompt + answer + path, answer + path, penalties)
+                             for row, path in zip(logits_TV, paths)])
+        before = logits_TV.clone()
+        if columns is not None:
+            logits_TV, before, expected = (x[:, columns] for x in (logits_TV, before, expected))
+
+        np.testing.assert_allclose(law.shaped(tree, nodes, logits_TV, column_token_V), expected, rtol=1e-12)
+        assert torch.equal(logits_TV, before), "the model's own logits are reported, too"
+        tree.settle(token)
+        answer.append(token)
+
+
+def test_changed_logits_of_half_precision_are_computed_in_float32():
+    tree, penalties = TokenTree([3], 9), Penalties(((2, 0.001),), 1.5, 0.3)
+    logits = random_tensor(3, 1, 20).bfloat16()
+    got = PathLaw(penalties, 1).shaped(tree, [tree.tip], logits)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got[0], changed(logits[0].double(), [3], [], penalties), rtol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [None, [7, 2, 11, 0, 5, 3]], ids=str)
+def test_a_grammar_excludes_what_it_does_not_allow_also_from_a_draft(columns):
+    tree, law = TokenTree([3], 9), PathLaw(Penalties(((2, 5.0),)), 1)
+    allowed = {0: {2, 7, 15}, 1: {19}}
+    law.follower = SimpleNamespace(
+        mask=lambda tree, nodes, size: np.array([[token in allowed[node] for token in range(size)] for node in nodes]),
+        allows=lambda tree, node, token: token in allowed[node])
+    guess = tree.add(tree.tip, 15, -0.1)
+    assert [law.allows(tree, guess, token) for token in (2, 19)] == [False, True]
+    assert tree.cut() == [tree.tip, guess]
+
+    logits = torch.zeros(2, 20)
+    expected = torch.full((2, 20), -float("inf"))
+    expected[0, [2, 7, 15]] = torch.tensor([5.0, 0, 0])
+    expected[1, 19] = 0
+    if columns is None:
+        assert torch.equal(law.shaped(tree, [0, 1], logits), expected)
+    else:
+        got = law.shaped(tree, [0, 1], logits[:, columns], torch.tensor(columns))
+        assert torch.equal(got[0], expected[0, columns])
+        assert got[1].tolist() == [0, 5, 0, 0, 0, 0], "a draft without an allowed token guesses as if without a grammar"
 
 
 def test_the_keys_of_a_run_make_the_sampler():
