@@ -66,11 +66,11 @@ def test_each_noise_is_gumbels_law():
 
 
 def test_noise_is_that_of_the_tokens_that_a_draft_knows_and_none_where_nothing_is_sampled():
-    known = torch.tensor([4, 0, 9])
+    columns = torch.tensor([4, 0, 9])
     expected = torch.stack([gumbel(5, position, 10) for position in (3, 8)])[:, [4, 0, 9]]
-    assert torch.equal(Sampler(1.0, seed=5).noise([3, 8], known), expected)
+    assert torch.equal(Sampler(1.0, seed=5).noise([3, 8], columns), expected)
     for sampler in (Sampler(0.0, seed=5), Sampler(1.0, seed=5, rule="mss")):
-        assert not sampler.noise([3, 8], known).any()
+        assert not sampler.noise([3, 8], columns).any()
 
 
 def test_the_likeliest_token_stays_however_small_the_share_that_is_kept():
