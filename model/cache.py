@@ -128,7 +128,6 @@ class TreeCache:
         self.settled = 0
         for mine, theirs in zip(self.slots, source.slots):
             mine.copy(theirs, length)
-        self._reserve(length)
         self._mask.zero_()
         self.settled = length
 
@@ -229,7 +228,7 @@ class TreeCache:
         if mask_kind not in self._masks:
             mask = self._mask[:self._num_rows, slots.first:end]
             window_mask = self._within(form.window, mask) if form.window else mask
-            self._masks[mask_kind] = for_sums(window_mask if group_size == 1 else window_mask.repeat(group_size, 1))
+            self._masks[mask_kind] = for_sums(window_mask.repeat(group_size, 1))
         return attend(q_HTE, slots.read(layer_index, end), self._masks[mask_kind], form)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:

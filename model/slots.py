@@ -23,8 +23,8 @@ class Slots:
     def __init__(self, shape: SlotShape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
         self.shape, self.window = shape, window
         self.like, self.in_8_bits = like, in_8_bits
-        self.tensors: list[Tensor] = []
-        self.clear()
+        self.tensors: list[Tensor] = []  # until the first `clear`
+        self.first = 0
 
     def clear(self) -> None:
         """Free all memory but the first block."""

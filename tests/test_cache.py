@@ -238,6 +238,42 @@ def chain(first, last):
     return nodes, [max(0, node - 1) for node in nodes]
 
 
+def test_text_that_has_just_been_read_is_kept_by_whatever_comes_next():
+    plain = PlainRows()
+    plain.read(*chain(0, 5), text=5)
+    other = PlainRows()
+    other.cache.copy(plain.cache, 5)
+    assert other.cache.settled == 5
+    plain.read([5, 20], [4, 5], text=1)
+    plain.cache.retain({20})
+    plain.assert_holds([*range(6)], [20])
+    plain.cache.drop()
+    plain.read([6], [5], text=1)
+    plain.cache.prune(3, 2, [], 4)  # late
+    plain.assert_holds([*range(7)], [])
+    plain.read([7], [6], text=1)
+    plain.cache.drop()
+    plain.assert_holds([*range(8)], [])
+    for length in (9, 60):
+        with pytest.raises(AssertionError, match="8 slots are settled, fewer than"):
+            plain.cache.truncate(length)
+
+
+def test_a_tail_may_have_any_size():
+    rng, plain = random.Random(2), PlainRows(capacity=400)
+    plain.read(*chain(0, 10), text=10)
+    nodes = [9, *range(100, 300)]
+    parents = [rng.choice(nodes[max(0, i - 6):i]) for i in range(1, 201)]
+    for begin, end in ((0, 50), (50, 110), (110, 200)):
+        plain.read(nodes[begin + 1:end + 1], parents[begin:end])
+    text = plain.path(250)
+    assert len(text) > 30
+    kept = [node for node in nodes if text[20] in plain.path(node) and node not in text[:21]]
+    plain.cache.prune(text[20], text[19], kept, 300)
+    plain.assert_holds(text[:21], kept)
+    plain.read([300, 301], [kept[-1], kept[-1]])
+
+
 @pytest.mark.parametrize("in_8_bits", [False, True])
 def test_texts_are_continued_cut_and_copied(in_8_bits):
     plain = PlainRows(in_8_bits=in_8_bits)
@@ -251,7 +287,7 @@ def test_texts_are_continued_cut_and_copied(in_8_bits):
     plain.read([25], [21])
 
     other = PlainRows(in_8_bits=in_8_bits)
-    other.read([50, 51, 52], [50, 50, 51], text=2)
+    other.read([50, *range(51, 65)], [50, 50, *range(50, 63)], text=2)
     other.cache.copy(cache, 7)
     other.stored, other.parents = dict(plain.stored), dict(plain.parents)
     other.assert_holds([*range(7)], [])

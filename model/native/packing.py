@@ -45,10 +45,11 @@ def padded(rows: Tensor) -> Tensor:
 
 
 def pack_float(weight_NI: Tensor) -> PackedWeight:
-    """Pack a weight in float32 to `[N / 16, I, 16]`."""
-    bf16_weight = weight_NI.bfloat16()
-    fits_bf16 = torch.equal(bf16_weight.float(), weight_NI)
-    padded_weight = padded(bf16_weight if fits_bf16 else weight_NI)
+    """Pack a weight of any floating type, rounded to float32, to `[N / 16, I, 16]`."""
+    wide_weight = weight_NI.float()
+    bf16_weight = wide_weight.bfloat16()
+    fits_bf16 = torch.equal(bf16_weight.float(), wide_weight)
+    padded_weight = padded(bf16_weight if fits_bf16 else wide_weight)
 
     panels = padded_weight.view(-1, PANEL, padded_weight.shape[1])
     elements = panels.transpose(1, 2).contiguous()

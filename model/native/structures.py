@@ -130,7 +130,7 @@ class Weights:
         """Pack linear layers that read the same inputs, and whose weights may be in blocks, as one weight."""
         weights: list[Tensor] = [linear.weight for linear in linears]
         packed_weight = self._pack(weights)
-        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears]).float()
 
         _, num_inputs = plain_shape(weights[0].shape)
         addresses = map(self.address, (packed_weight.elements, packed_weight.scales, bias))
