@@ -1,5 +1,6 @@
 /* The native kernels on a system that counts what they hold and that can refuse: memory, threads and locks. Memory
  * that is not zeroed is NaN. `tests/test_native_values.py` compiles and calls it. */
+#define _POSIX_C_SOURCE 200809L /* locks that check for errors */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

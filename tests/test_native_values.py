@@ -8,7 +8,7 @@ import ctypes
 import subprocess
 import threading
 import time
-from ctypes import CFUNCTYPE, byref, c_int64, c_void_p
+from ctypes import CFUNCTYPE, c_int64, c_void_p
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,15 +18,15 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from config.presets import ROOT
 from config.schema.families import FAMILIES, Family
-from model.cache import AdmittedRows, together
+from model.cache import together
 from model.llama import LlamaConfig, Scales, Slice
 from model.native import compiler
 from model.native.compiler import levels, library
 from model.native.layers import NativeSlice
 from model.native.linear import NativeProducts
 from model.slots import HeldSlots
-from model.weights.blocks import TYPES_BY_NAME
 
 try:
     library()
@@ -35,12 +35,17 @@ except ValueError as error:
 
 GROUP = 32  # inputs of a row that share a scale
 CODES = 127  # the largest code of 8 bits
+SCALES = {  # where a block of each type has scales in float16
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
+    "Q6_K": (208,)}
+BLOCK_SIZES = {name: gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in SCALES}  # weights, and bytes
+TYPES_BY_BYTES = {num_bytes: GGMLQuantizationType[name] for name, (_, num_bytes) in BLOCK_SIZES.items()}
 LEVELS = {level.name: level for level in reversed(levels())}  # plain C first, which is compiled fastest
 of_each_level = pytest.mark.parametrize("level", LEVELS)
 
 # of float32, in units of a row's root mean square; a step that is left out changes 1,000 times as much
 FLOAT_ERROR = 2e-5
-CODE_ERROR = 0.02  # where an activation or a cached number may round to the next code of 8 bits
+CODE_ERROR = 0.05  # where a number is rounded to the next code of 8 bits
 
 SIZES = LlamaConfig(hidden=37, layers=3, heads=6, kv_heads=2, head_dim=24, intermediate=45, vocab=50, context=1024,
                     eps=0.1, theta=100.0)
@@ -57,7 +62,7 @@ CONFIGS = {
     "soft cap": replace(SIZES, family=FAMILIES["gemma2"], scales=Scales(score_cap=2.0), head_dim=8),
     "local positions": replace(SIZES, local_theta=3.0, windows=(0, 9, 0), head_dim=128, heads=2),
     "residual factor": replace(SIZES, scales=Scales(residual=0.3), skips_rope=(True, False, True)),
-    "sharp scores": replace(SIZES, scales=Scales(scores=5.0)),
+    "sharp scores": replace(SIZES, scales=Scales(scores=2.0)),  # beyond what an exponential function can return
 }
 
 
@@ -107,13 +112,25 @@ def in_codes(x, size=GROUP):
     return (codes.astype(float) * (largest / np.float32(CODES))).reshape(x.shape)
 
 
-class RightLayers:
-    """Layers in float64, of all rows of a text with guesses at once; `rounds` are applied to activations before a
-    product, and to keys and values."""
+def from_blocks(blocks):
+    """Return a weight `[N, I]` from its blocks `[N, B, bytes]`, as llama.cpp reads them."""
+    weight = gguf.dequantize(blocks.flatten(1).numpy(), TYPES_BY_BYTES[blocks.shape[2]])
+    return weight.astype(float)
 
-    def __init__(self, c, tensors, rounds=exactly, rounds_cached=exactly):
-        self.config, self.tensors = c, {name: x.double().numpy() for name, x in tensors.items()}
-        self.rounds, self.rounds_cached = rounds, rounds_cached
+
+class RightLayers:
+    """Layers in float64, of all rows of a text with guesses at once; `rounds_cached` is applied to keys and values.
+
+    Rows are rounded to codes before a product with blocks; `fused_names` are of products that read the same rows, which
+    are rounded if all of these weights are in blocks.
+    """
+
+    fused_names = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+    def __init__(self, c, tensors, rounds_cached=exactly):
+        self.config, self.rounds_cached = c, rounds_cached
+        self.names_of_blocks = {name for name, x in tensors.items() if x.dim() == 3}
+        self.tensors = {name: from_blocks(x) if x.dim() == 3 else x.double().numpy() for name, x in tensors.items()}
         self.spreads = []  # of the scores of each layer
 
     def norm(self, name, x):
@@ -121,8 +138,15 @@ class RightLayers:
         return rms_norm(x, weight + self.config.family.norm_weight_plus_one, self.config.eps)
 
     def product(self, name, x, has_bias):
-        products = self.rounds(x) @ self.tensors[f"{name}.weight"].T
+        block, _, own_name = name.rpartition(".")
+        names_together = next((names for names in self.fused_names if own_name in names), (own_name,))
+        is_rounded = {f"{block}.{each}.weight" for each in names_together} <= self.names_of_blocks
+        products = (in_codes(x) if is_rounded else x) @ self.tensors[f"{name}.weight"].T
         return products + self.tensors[f"{name}.bias"] if has_bias else products
+
+    def whole(self, tokens, path_TT):
+        """Return the results of all layers of a model for these tokens."""
+        return self.norm("norm", self.inputs(self.embed(tokens), path_TT)[-1])
 
     def embed(self, tokens):
         return self.tensors["embed_tokens.weight"][tokens] * (self.config.scales.embedding or 1)
@@ -170,11 +194,23 @@ class RightLayers:
         return rows
 
 
-def assert_close(rows, right_rows, most=FLOAT_ERROR):
-    """The largest error of a row, in units of its root mean square, is below `most`."""
+def errors_of(rows, right_rows):
+    """Return the largest error of each row, in units of its root mean square."""
     right_rows = np.asarray(right_rows)
-    errors = np.abs(rows.numpy() - right_rows).max(-1) / np.sqrt((right_rows ** 2).mean(-1))
-    assert rows.shape == right_rows.shape and errors.max() < most, errors.max()
+    assert rows.shape == right_rows.shape
+    return np.abs(rows.numpy() - right_rows).max(-1) / np.sqrt((right_rows ** 2).mean(-1))
+
+
+def assert_close(rows, right_rows, most=FLOAT_ERROR):
+    errors = errors_of(rows, right_rows)
+    assert errors.max() < most, errors
+
+
+def assert_close_in_codes(rows, right_rows):
+    """A number that is nearly halfway between two codes may become either, which shows in the rows that read it. Some
+    rows read no such number."""
+    errors = errors_of(rows, right_rows)
+    assert errors.max() < CODE_ERROR and np.quantile(errors, 0.1) < FLOAT_ERROR, errors
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -256,7 +292,7 @@ class NativeRows:
 def right_rows(config_name):
     """Return the right results for all rows, and how far scores lie apart."""
     layers = RightLayers(CONFIGS[config_name], tensors_of(config_name))
-    rows = layers.norm("norm", layers.inputs(layers.embed(TOKENS), PATHS)[-1])
+    rows = layers.whole(TOKENS, PATHS)
     return rows, layers.spreads
 
 
@@ -282,10 +318,367 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_each_step_counts(name):
-    """The right values change far more than the bound if a step is left out, with these weights."""
+def test_without_a_step_no_bound_is_kept(name):
+    """The right values change far more than the bounds if a step is left out, with these weights."""
     c = CONFIGS["every step"]
     layers = RightLayers(replace(c, **LEFT_OUT[name]), tensors_of("every step"))
-    changed_rows = layers.norm("norm", layers.inputs(layers.embed(TOKENS), PATHS)[-1])
+    changed_rows = layers.whole(TOKENS, PATHS)
     with pytest.raises(AssertionError):
-        assert_close(torch.from_numpy(changed_rows), right_rows("every step")[0], 1000 * FLOAT_ERROR)
+        assert_close(torch.from_numpy(changed_rows), right_rows("every step")[0], 0.2)
+
+
+# --- segments ---------------------------------------------------------------------------------------------------------
+
+def test_layers_in_the_middle_of_a_model_compute_the_right_values():
+    """They have their own windows, no embedding and no norm; the inputs of layers are copied where they are wanted."""
+    c, first, last = replace(CONFIGS["every step"], layers=4, windows=(0, 11, 0, 5)), 1, 3
+    c = replace(c, skips_rope=(True, False, True, False))
+    tensors = drawn_tensors(c)
+    x_TD = np.random.default_rng(4).normal(0, 1, (len(PARENTS), c.hidden)).astype(np.float32)
+    right_inputs = RightLayers(c, tensors).inputs(x_TD.astype(float), PATHS, first, last)
+
+    native = NativeRows(c, tensors, first=first, last=last)
+    wanted = {number: torch.empty(0) for number in (0, 2, 3, 4)}
+    rows = native.read(torch.from_numpy(x_TD), PARENTS, inner=wanted)
+    assert_close(rows, right_inputs[2])
+    assert_close(wanted[2], right_inputs[1])
+    assert [len(wanted[number]) for number in (0, 3, 4)] == [0, 0, 0], "other slices compute these inputs"
+
+
+def test_the_output_of_the_last_layer_is_copied_before_the_norm():
+    c, name = CONFIGS["no option"], "no option"
+    layers = RightLayers(c, tensors_of(name))
+    right_inputs = layers.inputs(layers.embed(TOKENS), PATHS)
+    copies = {number: torch.empty(0) for number in (0, 1, 2, 3)}
+    NativeRows(c, tensors_of(name)).read(torch.from_numpy(TOKENS), PARENTS, inner=copies)
+    for number, right_input in enumerate(right_inputs):
+        assert_close(copies[number], right_input)
+
+
+def test_a_segment_is_given_up_between_layers():
+    native, tokens = NativeRows(CONFIGS["no option"], tensors_of("no option")), torch.from_numpy(TOKENS[:1])
+    answers = [True, False]
+    assert native.read(tokens, PARENTS, still_needed=lambda: answers.pop(0)) is None and not answers
+    answers = [True] * 4
+    assert native.read(tokens, [-1, -1], 1, still_needed=lambda: answers.pop()) is not None
+    assert answers == [True], "asked once before each of three layers"
+
+
+@of_each_level
+def test_requests_that_share_a_segment_have_their_own_paths(level):
+    name, num_other_rows = "windows", 5
+    native = NativeRows(CONFIGS[name], tensors_of(name), LEVELS[level], num_threads=2)
+    other, num_rows = native.cache.another(), len(PARENTS)
+    native.cache.admit(range(num_rows), PARENTS, 0)
+    other.admit(range(num_other_rows), PARENTS[:num_other_rows], 0)
+    positions = native.positions(range(num_rows), PARENTS)
+
+    tokens, cache = torch.from_numpy(TOKENS), together([other, native.cache], [num_other_rows, num_rows])
+    rows = native.body(torch.cat((tokens[:num_other_rows], tokens)),
+                       torch.cat((positions[:num_other_rows], positions)), cache)
+    right = right_rows(name)[0]
+    assert_close(rows, np.concatenate((right[:num_other_rows], right)))
+
+
+@pytest.mark.parametrize("in_8_bits", [False, True])
+def test_slots_before_the_windows_are_dropped(in_8_bits):
+    """A text of which a cache keeps the end for some layers and all for another, then guesses."""
+    c = replace(CONFIGS["windows"], hidden=16, heads=2, layers=2)
+    num_text_rows, num_rows = 460, 470
+    parents = [row - 1 for row in range(num_text_rows + 1)] + [num_text_rows] * (num_rows - num_text_rows - 1)
+    tokens = np.random.default_rng(3).integers(0, c.vocab, num_rows)
+    layers = RightLayers(c, drawn_tensors(c), in_codes_of_heads if in_8_bits else exactly)
+    wanted_rows = layers.whole(tokens, paths(parents))
+
+    native = NativeRows(c, drawn_tensors(c), in_8_bits=in_8_bits)
+    results = [native.read(torch.from_numpy(tokens[row:end]), parents, row, min(end, num_text_rows) - row)
+               for row, end in ((0, 300), (300, 460), (460, 470))]
+    assert [slots.first > 0 for slots in native.cache.slots] == [False, True]
+    if in_8_bits:
+        assert_close_in_codes(torch.cat(results), wanted_rows)
+    else:
+        assert_close(torch.cat(results), wanted_rows, 10 * FLOAT_ERROR)  # of the angles of far positions
+
+
+# --- numbers in codes -------------------------------------------------------------------------------------------------
+
+def in_codes_of_heads(x_TKE):
+    return in_codes(x_TKE, x_TKE.shape[-1])
+
+
+@of_each_level
+@pytest.mark.parametrize("config_name", ["every step", "norms of heads", "local positions"])
+def test_layers_with_a_cache_of_8_bits_compute_the_right_values(config_name, level):
+    c, tensors = replace(CONFIGS[config_name], layers=2), tensors_of(config_name)
+    layers = RightLayers(c, tensors, in_codes_of_heads)
+    wanted_rows = layers.whole(TOKENS, PATHS)
+    rows = NativeRows(c, tensors, LEVELS[level], in_8_bits=True).read_all(torch.from_numpy(TOKENS))
+    assert_close_in_codes(rows, wanted_rows)
+
+
+def test_keys_and_values_of_zeros_have_8_bits_too():
+    c, tensors = CONFIGS["no option"], dict(tensors_of("no option"))
+    tensors.update({name: 0 * x for name, x in tensors.items() if "k_proj" in name or "v_proj" in name})
+    layers = RightLayers(c, tensors)
+    wanted_rows = layers.whole(TOKENS, PATHS)
+    assert_close(NativeRows(c, tensors, in_8_bits=True).read_all(torch.from_numpy(TOKENS)), wanted_rows)
+
+
+BLOCK_LAYERS = {  # the types of blocks of a layer's weights; the others are in float32
+    "Q8_0": {"q": "Q8_0", "k": "Q8_0", "v": "Q8_0", "o": "Q8_0", "gate": "Q8_0", "up": "Q8_0", "down": "Q8_0"},
+    "mixed": {"q": "Q8_0", "k": "Q4_1", "v": "Q5_0", "gate": "Q4_0", "up": "Q4_1", "down": "Q5_1"},
+    "some in float32": {"q": "Q8_0", "o": "Q4_1", "up": "Q8_0"},
+}
+
+
+@of_each_level
+@pytest.mark.parametrize("block_types", BLOCK_LAYERS.values(), ids=BLOCK_LAYERS)
+def test_layers_of_blocks_compute_the_right_values(block_types, level):
+    c = replace(CONFIGS["every step"], hidden=64, heads=4, intermediate=96)
+    tensors = drawn_tensors(c)
+    for name, x in tensors.items():
+        block_type = next((block_types[key] for key in block_types if name.endswith(f".{key}_proj.weight")), None)
+        if block_type:
+            stored = gguf.quantize(x.numpy(), GGMLQuantizationType[block_type])
+            tensors[name] = torch.from_numpy(stored.reshape(len(x), -1, BLOCK_SIZES[block_type][1]))
+
+    rows = NativeRows(c, tensors, LEVELS[level], num_threads=2).read_all(torch.from_numpy(TOKENS))
+    assert_close_in_codes(rows, RightLayers(c, tensors).whole(TOKENS, PATHS))
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+NUM_OUTPUTS, NUM_INPUTS, MOST_ROWS = 71, 512, 19
+PRODUCT_ERROR = 2e-6  # of sums in float32
+
+
+def drawn_blocks(type_name):
+    """Return blocks `[N, B, bytes]` of random bytes, which have all codes, with random scales of both signs."""
+    noise, (num_weights, num_bytes) = np.random.default_rng(6), BLOCK_SIZES[type_name]
+    blocks = noise.integers(0, 256, (NUM_OUTPUTS, NUM_INPUTS // num_weights, num_bytes), dtype=np.uint8)
+    for begin in SCALES[type_name]:
+        scales = noise.uniform(0.5, 2, blocks.shape[:2]) * noise.choice((-1, 1), blocks.shape[:2])
+        blocks[..., begin:begin + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return torch.from_numpy(blocks)
+
+
+def drawn_rows():
+    """Return random rows, and others that have the largest codes only, a single one, or none."""
+    rows = np.random.default_rng(7).normal(0, 1, (MOST_ROWS, NUM_INPUTS)).astype(np.float32)
+    rows[1], rows[2], rows[3], rows[4], rows[4, 45] = 1, -1, 0, 0, 3
+    rows[5, ::2], rows[5, 1::2] = 2, -2
+    return rows
+
+
+def assert_products(products, rows, weight, bias):
+    """Errors are compared with the sum of the magnitudes of what is added."""
+    right_products, sizes = rows @ weight.T + bias, np.abs(rows) @ np.abs(weight).T + np.abs(bias)
+    for num_rows in (*range(1, 9), MOST_ROWS):
+        errors = np.abs(products(num_rows).numpy() - right_products[:num_rows])
+        assert (errors <= PRODUCT_ERROR * sizes[:num_rows]).all(), errors
+
+
+@of_each_level
+@pytest.mark.parametrize("type_name", ["float32", "bfloat16", *SCALES])
+def test_products_have_the_right_values(type_name, level):
+    """Beside any number of rows, by one thread and by several, with a bias and without."""
+    rows, noise = drawn_rows(), np.random.default_rng(8)
+    bias = noise.normal(0, 100, NUM_OUTPUTS).astype(np.float32)
+    if type_name in SCALES:
+        stored = drawn_blocks(type_name)
+        weight, right_inputs = from_blocks(stored), in_codes(rows)
+    else:
+        stored = torch.from_numpy(noise.normal(0, 1, (NUM_OUTPUTS, NUM_INPUTS)).astype(np.float32))
+        stored = stored.to(getattr(torch, type_name)).float()
+        weight, right_inputs = stored.double().numpy(), rows.astype(float)
+
+    for num_threads, used_bias in ((1, None), (3, bias)):
+        products = NativeProducts(num_threads, LEVELS[level])
+        linear = products.linear(stored, None if used_bias is None else torch.from_numpy(used_bias))
+        assert_products(lambda num_rows, linear=linear: linear(torch.from_numpy(rows[:num_rows])),
+                        right_inputs, weight, 0 if used_bias is None else used_bias)
+
+
+@of_each_level
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q5_1", "Q4_1"])
+def test_the_last_group_may_have_fewer_inputs(type_name, level):
+    """In C; weights in blocks have whole groups."""
+    blocks, num_inputs = drawn_blocks(type_name)[:, :3], 85
+    linear = NativeProducts(1, LEVELS[level]).linear(blocks)
+    linear.in_features = linear._weight.num_inputs = num_inputs
+
+    rows = np.ascontiguousarray(drawn_rows()[:, :num_inputs])
+    right_inputs = in_codes(np.pad(rows, ((0, 0), (0, 3 * GROUP - num_inputs))))
+    assert_products(lambda num_rows: linear(torch.from_numpy(rows[:num_rows])), right_inputs, from_blocks(blocks), 0)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+def rows_of(c, change):
+    """Return three rows behind five of text, computed after a change of what their cache has admitted."""
+    native = NativeRows(c, tensors_of("no option"))
+    native.read(torch.from_numpy(TOKENS[:5]), PARENTS, 0, 5)
+    native.cache.admit(range(5, 8), PARENTS[5:8], 0)
+    admitted = change(native.cache.admitted()[0])
+    native.cache.admitted = lambda: admitted
+    return native.body(torch.from_numpy(TOKENS[5:8]), torch.arange(5, 8), native.cache)
+
+
+def sees(shape, strides):
+    return lambda rows: [rows._replace(sees=np.lib.stride_tricks.as_strided(np.ones(100, bool), shape, strides))]
+
+
+def slots(first=0, num_slots=8, num_layers=3):
+    """Return a change of the sizes of slots, of which only a few have memory."""
+    shape = num_layers, SIZES.kv_heads, num_slots, SIZES.head_dim
+    tensors = [torch.zeros(1, 1, 1, 1).expand(shape)] * 2
+    return lambda rows: [rows._replace(slots=[HeldSlots(tensors, first)])]
+
+
+MANY = 1 << 31
+REFUSED_ROWS = {
+    "fewer rows than the segment": lambda rows: [rows._replace(sees=rows.sees[:2])],
+    "more rows than the segment": lambda rows: [rows, rows],
+    "no request": lambda rows: [],
+    "a request without rows": lambda rows: [rows, rows._replace(sees=rows.sees[:0])],
+    "a tail that is shorter than the rows": sees((3, 2), (2, 1)),
+    "a mask whose rows overlap": sees((3, 3), (2, 1)),
+    "a tail that is too long": lambda rows: sees((3, MANY), (MANY, 1))(*slots(num_slots=MANY + 9)(rows)),
+    "fewer settled slots than none": lambda rows: [rows._replace(settled=-1)],
+    "too many settled slots": lambda rows: [slots(MANY, 9)(rows)[0]._replace(settled=MANY)],
+    "no slots": lambda rows: [rows._replace(slots=[])],
+    "slots of fewer layers": slots(num_layers=2),
+    "too few slots": slots(num_slots=7),
+    "slots that begin before the text": slots(-1, 9),
+    "slots that begin behind the first row": slots(6, 9),
+    "a row that does not see itself": lambda rows: [rows._replace(sees=np.eye(3, dtype=bool)[::-1].copy())],
+}
+
+
+@pytest.mark.parametrize("change", REFUSED_ROWS.values(), ids=REFUSED_ROWS)
+def test_rows_that_do_not_fit_their_cache_are_refused(change):
+    with pytest.raises(IndexError, match="the rows do not fit their caches"):
+        rows_of(CONFIGS["no option"], change)
+
+
+@pytest.mark.parametrize("change", [lambda rows: [rows], sees((3, 3), (3, 1)), lambda rows: [
+    rows._replace(slots=[HeldSlots([x[:, :, :8].contiguous() for x in rows.slots[0].tensors])])]], ids=range(3))
+def test_rows_that_just_fit_their_cache_are_computed(change):
+    assert rows_of(CONFIGS["no option"], change).isfinite().all()
+
+
+def test_layers_with_local_positions_need_their_tables():
+    native = NativeRows(CONFIGS["every step"], tensors_of("every step"))
+    native.body.body.local_rotary = None
+    with pytest.raises(IndexError, match="the rows do not fit their caches"):
+        native.read(torch.from_numpy(TOKENS), PARENTS)
+
+
+# --- threads and memory -----------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """The kernels on a system that counts and refuses; see native_counted.c."""
+    folder, source = tmp_path_factory.mktemp("counted"), ROOT / "tests" / "native_counted.c"
+    flags = [flag for flag in compiler.STRICT_FLAGS if flag not in ("-O3", "-fvisibility=hidden")]
+    subprocess.run(["cc", *flags, "-O1", f"-I{compiler.SOURCE_FOLDER}", str(source), "-o", str(folder / "counted.so"),
+                    "-lm"], check=True)
+    counted_library = ctypes.CDLL(str(folder / "counted.so"))
+    counted_library.pool_new.restype, counted_library.pool_size.restype = c_void_p, c_int64
+    return counted_library
+
+
+def count(counted, name):
+    return ctypes.c_int.in_dll(counted, name)
+
+
+def assert_all_given_back(counted):
+    assert (count(counted, "num_held").value, count(counted, "num_misuses").value) == (0, 0)
+
+
+def run_items(counted, pool, num_items, work):
+    """Call `work(item, thread)` for items in a pool; in a thread, since Python cannot interrupt C."""
+    c_work = CFUNCTYPE(None, c_void_p, c_int64, c_int64)(lambda job, item, thread: work(item, thread))
+    calling = threading.Thread(target=counted.pool_run, args=(c_void_p(pool), c_work, None, c_int64(num_items)),
+                               daemon=True)
+    calling.start()
+    calling.join()
+
+
+@pytest.fixture
+def pool(counted):
+    pool = counted.pool_new(c_int64(3))
+    yield pool
+    counted.pool_free(c_void_p(pool))
+    assert_all_given_back(counted)
+
+
+def test_each_item_is_computed_once_by_a_thread_of_the_pool(counted, pool):
+    assert counted.pool_size(c_void_p(pool)) == 3
+    for num_items in (0, 1, 2, 3, 500, 1, 0, 5):
+        calls = []
+        run_items(counted, pool, num_items, lambda *call, calls=calls: calls.append(call))
+        assert sorted(item for item, _ in calls) == list(range(num_items))
+        assert {thread for _, thread in calls} <= ({0} if num_items == 1 else {0, 1, 2})
+
+
+def test_a_pool_of_one_thread_computes_all_items(counted):
+    pool, calls = counted.pool_new(c_int64(1)), []
+    run_items(counted, pool, 4, lambda *call: calls.append(call))
+    counted.pool_free(c_void_p(pool))
+    assert calls == [(item, 0) for item in range(4)]
+    assert_all_given_back(counted)
+
+
+def test_sleeping_threads_wake_up_for_a_job(counted, pool):
+    """Each item waits for those of the two other threads."""
+    for _ in range(4):
+        time.sleep(0.01)  # a thread without work sleeps after some microseconds
+        meeting, threads = threading.Barrier(3), []
+        run_items(counted, pool, 3, lambda item, thread, meeting=meeting, threads=threads:
+                  (meeting.wait(), threads.append(thread)))
+        assert sorted(threads) == [0, 1, 2]
+
+
+def test_a_job_ends_when_its_slowest_thread_has_ended(counted, pool):
+    """The caller sleeps meanwhile, and computes the next job."""
+    for _ in range(4):
+        meeting, ended = threading.Barrier(3), []
+
+        def work(item, thread, meeting=meeting, ended=ended):
+            meeting.wait()
+            time.sleep(0.01 * thread)
+            ended.append(item)
+
+        run_items(counted, pool, 3, work)
+        assert sorted(ended) == [0, 1, 2]
+
+
+def test_layers_give_back_their_memory_threads_and_locks(counted, monkeypatch):
+    monkeypatch.setattr("model.native.layers.library", lambda level: counted)
+    native = NativeRows(CONFIGS["every step"], tensors_of("every step"), num_threads=3)
+    assert_close(native.read_all(torch.from_numpy(TOKENS)), right_rows("every step")[0])
+    assert count(counted, "num_held").value == 9, "a slice, its memory, a pool, its list of threads, threads, locks"
+    del native
+    assert_all_given_back(counted)
+
+
+def test_what_the_system_refuses_is_an_error_that_leaves_nothing_behind(counted, monkeypatch):
+    monkeypatch.setattr("model.native.linear.library", lambda level: counted)
+    requests_left = count(counted, "requests_left")
+    for number in range(5):  # a slice, a pool, its list of threads, two threads
+        requests_left.value = number
+        with pytest.raises(MemoryError, match="3 threads cannot be started: give threads_per_rank a smaller value"):
+            NativeProducts(3)
+        assert requests_left.value == -1, "nothing is requested after a refusal"
+        assert_all_given_back(counted)
+
+    products = NativeProducts(3)
+    linear = products.linear(torch.ones(20, 33))
+    requests_left.value = 0
+    with pytest.raises(MemoryError, match="the native kernels got no memory: give max_length or prefill_chunk"):
+        linear(torch.ones(4, 33))
+    assert torch.equal(linear(torch.ones(4, 33)), torch.full((4, 20), 33.0))
+    assert torch.equal(linear(torch.ones(9, 33)), torch.full((9, 20), 33.0)), "more memory than before"
+    del products, linear
+    assert_all_given_back(counted)
