@@ -11,6 +11,7 @@ import time
 from ctypes import CFUNCTYPE, c_int64, c_void_p
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 import gguf
 import numpy as np
@@ -28,8 +29,9 @@ from model.native.layers import NativeSlice
 from model.native.linear import NativeProducts
 from model.slots import HeldSlots
 
+PLAIN = levels()[-1]  # C without special instructions, which is compiled fastest
 try:
-    library()
+    library(PLAIN)
 except ValueError as error:
     pytest.skip(f"no native kernels: {error}", allow_module_level=True)
 
@@ -40,7 +42,7 @@ SCALES = {  # where a block of each type has scales in float16
     "Q6_K": (208,)}
 BLOCK_SIZES = {name: gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in SCALES}  # weights, and bytes
 TYPES_BY_BYTES = {num_bytes: GGMLQuantizationType[name] for name, (_, num_bytes) in BLOCK_SIZES.items()}
-LEVELS = {level.name: level for level in reversed(levels())}  # plain C first, which is compiled fastest
+LEVELS = {level.name: level for level in reversed(levels())}
 of_each_level = pytest.mark.parametrize("level", LEVELS)
 
 # of float32, in units of a row's root mean square; a step that is left out changes 1,000 times as much
@@ -260,7 +262,7 @@ PATHS = paths(PARENTS)
 class NativeRows:
     """Native layers, which read the rows of a text by their numbers, and a cache."""
 
-    def __init__(self, c, tensors, level=None, num_threads=1, in_8_bits=False, first=0, last=None):
+    def __init__(self, c, tensors, level=PLAIN, num_threads=1, in_8_bits=False, first=0, last=None):
         self.config, self.last = c, c.layers if last is None else last
         body, layers = Slice(c, first, self.last), range(first, self.last)
         needed_names = {name for name, _ in body.named_parameters()}
@@ -478,8 +480,9 @@ def assert_products(products, rows, weight, bias):
         assert (errors <= PRODUCT_ERROR * sizes[:num_rows]).all(), errors
 
 
-@of_each_level
-@pytest.mark.parametrize("type_name", ["float32", "bfloat16", *SCALES])
+@pytest.mark.parametrize("type_name, level", [
+    *product(("float32", "bfloat16", "Q8_0", "Q6_K", "Q4_1"), LEVELS),  # each form
+    *product(("Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K"), [PLAIN.name])])
 def test_products_have_the_right_values(type_name, level):
     """Beside any number of rows, by one thread and by several, with a bias and without."""
     rows, noise = drawn_rows(), np.random.default_rng(8)
