@@ -85,23 +85,16 @@ class Grammars:
         size = len(guide.source)
         if size > MAX_CHARACTERS:
             raise _too_large(guide, f"{size} characters, and at most {MAX_CHARACTERS} are read")
-        try:
-            problem = inexact_part(*guide)
-        except ValueError as error:
-            problem = f"it is not JSON: {error}"
 
-        if not problem:
-            with self._sandbox() as sandbox:
-                try:
-                    problem = sandbox.call(MAX_SECONDS, guide)
-                except TimeoutError:
-                    raise _too_large(guide, f"compiling it takes more than {MAX_SECONDS:g} s") from None
-                except ValueError:
-                    raise _too_large(guide, f"compiling it takes more than {MAX_BYTES >> 20} MB") from None
-
+        with self._sandbox() as sandbox:
+            try:
+                problem = sandbox.call(MAX_SECONDS, guide)
+            except TimeoutError:
+                raise _too_large(guide, f"compiling it takes more than {MAX_SECONDS:g} s") from None
+            except ValueError:
+                raise _too_large(guide, f"compiling it takes more than {MAX_BYTES >> 20} MB") from None
         if problem:
-            why = one_line(problem[:200])  # the library may quote untrusted text
-            raise ValueError(f"the {guide.name} cannot be met ({why}): mend it")
+            raise ValueError(f"the {guide.name} cannot be met ({problem}): mend it")
 
     @contextmanager
     def _sandbox(self) -> Iterator[Sandbox]:
@@ -114,12 +107,12 @@ class Grammars:
     def _problem(self, guide: Guide) -> str:
         """Return why a grammar cannot be met; empty: it can. Called in a process of its own."""
         try:
-            matcher = self._compiled(guide)
+            problem = inexact_part(*guide) or _unmet(self._compiled(guide))
         except MemoryError:
             raise
         except BaseException as error:  # native code that panics raises none of Exception
-            return reason(error)
-        return _error_of(matcher) or _endless(matcher.deep_copy()) or _empty(matcher.deep_copy())
+            problem = reason(error)
+        return one_line(problem[:200])  # it may quote untrusted text
 
     def _compiled(self, guide: Guide) -> Any:
         """Return llguidance's matcher, which may be in error."""
@@ -161,6 +154,11 @@ def _error_of(matcher: Any) -> str:
     """Return the first line of a matcher's error; empty: none."""
     lines: list[str] = matcher.get_error().splitlines()
     return lines[0] if lines else ""
+
+
+def _unmet(matcher: Any) -> str:
+    """Return why the grammar of a matcher cannot be met; empty: it can."""
+    return _error_of(matcher) or _endless(matcher.deep_copy()) or _empty(matcher.deep_copy())
 
 
 def _endless(matcher: Any) -> str:
