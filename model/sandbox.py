@@ -17,7 +17,7 @@ from typing import Any, Callable
 from weakref import finalize
 
 EXTRA_BYTES = 1 << 30  # that it may allocate in addition to this process's memory
-MAX_OUTPUT = 1 << 20  # characters of its output
+MAX_OUTPUT = 1 << 20  # characters of its output, unless its user allows another number
 START_SECONDS = 60.0  # to fork a large process on a busy machine
 SUCCESS, FAILURE = b"+", b"-"
 
@@ -29,8 +29,9 @@ class Sandbox:
     the next call starts another one. Threads may share a sandbox: their calls wait for each other.
     """
 
-    def __init__(self, function: Callable[..., str], extra_bytes: int = EXTRA_BYTES) -> None:
-        self._function, self._extra_bytes, self._lock = function, extra_bytes, Lock()
+    def __init__(self, function: Callable[..., str], extra_bytes: int = EXTRA_BYTES, max_output: int = MAX_OUTPUT
+                 ) -> None:
+        self._function, self._extra_bytes, self._max_output, self._lock = function, extra_bytes, max_output, Lock()
         self._close: Callable[[], Any] = lambda: None  # ends the process, if there is one
         self._process: Any = None
 
@@ -42,7 +43,7 @@ class Sandbox:
 
             try:
                 self._link.send((seconds, arguments))
-                reply = _receive(self._link, seconds)
+                reply = _receive(self._link, seconds, self._max_output)
                 status, text_bytes = reply[:1], reply[1:]
                 if status == FAILURE:
                     raise ValueError(text_bytes.decode("utf-8", "replace"))
@@ -55,14 +56,14 @@ class Sandbox:
         self.end()
         self._link, process_link = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        serve_arguments = (self._function, process_link, self._extra_bytes)
+        serve_arguments = (self._function, process_link, self._extra_bytes, self._max_output)
         self._process = context.Process(target=_serve, args=serve_arguments, daemon=True)
         self._process.start()
         self._close = finalize(self, _stop, self._process, self._link)
         process_link.close()
 
         try:
-            _receive(self._link, START_SECONDS)
+            _receive(self._link, START_SECONDS, MAX_OUTPUT)
         except BaseException:
             self.end()
             raise
@@ -79,17 +80,17 @@ def _stop(process: Any, link: Connection) -> None:
     process.join()
 
 
-def _receive(link: Connection, seconds: float) -> bytes:
+def _receive(link: Connection, seconds: float, max_output: int) -> bytes:
     """Return the next message. Raises TimeoutError if none comes for `seconds`, ValueError if the process has ended."""
     try:
         if link.poll(seconds):
-            return link.recv_bytes(4 * MAX_OUTPUT + 1)
+            return link.recv_bytes(4 * max_output + 1)
     except (EOFError, OSError):
         raise ValueError("it ended without an error message, perhaps for lack of memory") from None
     raise TimeoutError(f"not finished after {seconds:g} seconds")
 
 
-def _serve(function: Callable[..., str], link: Connection, extra_bytes: int) -> None:
+def _serve(function: Callable[..., str], link: Connection, extra_bytes: int, max_output: int) -> None:
     """Answer calls until the other end of the link is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -103,19 +104,19 @@ def _serve(function: Callable[..., str], link: Connection, extra_bytes: int) -> 
         while True:
             seconds, arguments = link.recv()
             _limit_processor_time(seconds)
-            link.send_bytes(_reply(function, arguments))
+            link.send_bytes(_reply(function, arguments, max_output))
 
 
-def _reply(function: Callable[..., str], arguments: Any) -> bytes:
+def _reply(function: Callable[..., str], arguments: Any, max_output: int) -> bytes:
     """Call the function; return its text after SUCCESS, or the text of its error after FAILURE."""
     try:
         text = function(*arguments)
-        if len(text) > MAX_OUTPUT:
+        if len(text) > max_output:
             raise ValueError(f"it returns a text of {len(text)} characters")
         return SUCCESS + text.encode("utf-8")
     except BaseException as error:  # untrusted code may raise anything
         message = f"{type(error).__name__}: {error}"
-        return FAILURE + message[:MAX_OUTPUT].encode("utf-8", "backslashreplace")
+        return FAILURE + message[:max_output].encode("utf-8", "backslashreplace")
 
 
 def _close_others(link_number: int) -> None:

@@ -64,7 +64,7 @@ def _documents_in(kind: str, source: str) -> Iterator[Any]:
 
 def _schemas_in(document: Any) -> Iterable[dict[str, Any]]:
     """Return the schemas of a document: its objects, except those in values; all of them if a reference leads there."""
-    objects = [value for value in _values_in(document) if isinstance(value, dict)]
+    objects = [value for value in values_in(document) if isinstance(value, dict)]
     if any(_leads_into_value(entry.get("$ref")) for entry in objects):
         return objects
 
@@ -87,7 +87,7 @@ def _leads_into_value(reference: Any) -> bool:
     return isinstance(reference, str) and not set(VALUES).isdisjoint(unquote(reference).split("/"))
 
 
-def _values_in(value: Any) -> Iterator[Any]:
+def values_in(value: Any) -> Iterator[Any]:
     """Yield a JSON value and all values inside it."""
     open_values = [value]
     while open_values:
@@ -104,7 +104,7 @@ def _problem(entry: dict[str, Any]) -> str:
     bounds = [(name, bound) for name, bound in pairs if _is_number(bound)]
 
     # single numbers
-    literals = [(name, number) for name in LITERALS for number in filter(_is_number, _values_in(entry.get(name)))]
+    literals = [(name, number) for name in LITERALS for number in filter(_is_number, values_in(entry.get(name)))]
     for name, number in (*bounds, *literals):
         num_digits = len(number.normalize().as_tuple().digits)
         if abs(number) > EXACT_WHOLE or num_digits > EXACT_DIGITS and number != int(number):

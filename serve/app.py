@@ -20,9 +20,10 @@ from config.serve_config import ServeConfig
 from serve import anthropic, page_files, responses
 from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, as_json, refusal
+from serve.bodies import BodyReader
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import UNAVAILABLE, Engine
-from serve.protocol import Body, Chat, Completion, JsonObject, Refused, ToTokenize, Translate, read_body
+from serve.protocol import Body, Chat, Choice, Completion, JsonObject, Refused, ToTokenize, Translate
 from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
@@ -45,6 +46,10 @@ async def _report_failure(request: Request, error: Exception) -> Response:
     return refusal(Refused("the server has failed: see its output", code="failed", status=500), request.url.path)
 
 
+def _as_chat_to_count(message_body: JsonObject) -> JsonObject:
+    return anthropic.as_chat({"max_tokens": 1, **message_body})
+
+
 class Server:
     """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
@@ -62,6 +67,7 @@ class Server:
 
     def __init__(self, engine: Engine, config: ServeConfig, model_name: str) -> None:
         self.engine, self.config, self.model_name = engine, config, model_name
+        self._body_reader = BodyReader(config)
         self._unannounced_urls: list[str] = []  # the server's address, until it was printed
 
     @property
@@ -141,26 +147,27 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of messages."""
-        body = await self.read(request, ToTokenize)
-        token_ids = await self.prompt_ids(body)
+        _, choices = await self.read(request, ToTokenize)
+        token_ids = await self.prompt_ids(choices[0])
         return as_json({"count": len(token_ids), "max_model_len": self.config.run.max_length, "tokens": token_ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def reply(self, request: Request) -> Response:
         body_class, translate, answer_class = self.ANSWERS[request.url.path]
-        body = await self.read(request, body_class, translate)
-        return await self.answer(request, body, answer_class)
+        body, choices = await self.read(request, body_class, translate)
+        return await self.answer(request, answer_class(self.engine, body, choices, self.model_name))
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens in the prompt of a body of /v1/messages."""
-        body = await self.read(request, Chat, lambda facts: anthropic.as_chat({"max_tokens": 1, **facts}))
-        return as_json({"input_tokens": len(await self.prompt_ids(body))})
+        _, choices = await self.read(request, Chat, _as_chat_to_count)
+        return as_json({"input_tokens": len(await self.prompt_ids(choices[0]))})
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
-    async def read(self, request: Request, body_class: type[Any], translate: Translate = dict) -> Any:
-        """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
+    async def read(self, request: Request, body_class: type[Any], translate: Translate = dict
+                   ) -> tuple[Any, list[Choice]]:
+        """Return the body of a request, and its choices; the configuration limits its megabytes."""
         try:
             data = await asyncio.wait_for(self._body_bytes(request), BODY_SECONDS)
         except asyncio.TimeoutError:
@@ -168,7 +175,7 @@ class Server:
                           status=408) from None
         except ClientDisconnect:
             raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
-        return read_body(data, body_class, translate)
+        return await self._body_reader.read(data, body_class, translate)
 
     async def _body_bytes(self, request: Request) -> bytes:
         max_megabytes, data = self.config.body_mb, bytearray()
@@ -179,23 +186,18 @@ class Server:
                               status=413)
         return bytes(data)
 
-    async def answer(self, request: Request, body: Body, answer_class: type[AnswerForm]) -> Response:
-        """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
-        choices = body.choices(self.config.run)
-        answer = answer_class(self.engine, body, choices, self.model_name)
-
+    async def answer(self, request: Request, answer: AnswerForm) -> Response:
+        """Return an answer, whole or as a stream; it is no longer computed once the client leaves."""
         with ExitStack() as exit_stack:
             exit_stack.enter_context(closing(answer))
-            if not body.stream:
+            if not answer.body.stream:
                 return as_json(await unless_gone(request, answer.whole_body()))
             first_event = await unless_gone(request, answer.next())
             exit_stack.pop_all()  # the stream closes it
         return EventStream(answer, first_event)
 
-    async def prompt_ids(self, body: Body) -> list[int]:
-        """Return the token ids of a body's only prompt."""
-        [choice] = body.prompt_choices(self.config.run)
-
+    async def prompt_ids(self, choice: Choice) -> list[int]:
+        """Return the token ids of a choice's prompt."""
         async def read_prompt() -> list[int]:
             engine = self.engine
             submitted = engine.call(lambda pipeline: engine.prompt_thread.submit(prompt_ids, choice, pipeline))

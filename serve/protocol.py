@@ -24,12 +24,14 @@ from config.schema.untrusted import one_line, parse_object, short_repr
 from config.values import Range
 from launch.pipeline import Prompt
 from model.grammar import Guide
+from model.schema_ranges import values_in
 from model.text import own_template, taken_variables
 from serve.fields import unsupported_field
 from serve.tools import CallFormat, calls_of, dialect_of
 
 MAX_CHOICES = 16  # of one request: prompts times n
 MAX_STOP_TEXTS = 4
+MAX_CONTAINERS = 50_000  # lists and objects of a body, in all
 NUM_SEEDS = 1 << 64
 ALL_TOKENS = -1  # some clients send this for top_k=0
 TOKEN_ID = re.compile("[0-9]{1,9}")
@@ -347,9 +349,9 @@ class Body(Strict):
 
     def choices(self, config: RunConfig) -> list[Choice]:
         """Return the input of the pipeline for each choice."""
-        choices = []
+        choices, guides = [], self.guides
         for choice in self.prompt_choices(config):
-            for field, guide in self.guides.items():
+            for field, guide in guides.items():
                 choice = choice._replace(guide=guide, guided_by=field)
             choices += [choice._replace(options=options) for options in self.options(config)]
         return choices
@@ -370,8 +372,9 @@ class Body(Strict):
             raise Refused(f"seed={short_repr(self.seed)} is not possible: give a number below 2 ** 64", "seed")
         self._check_biases()
 
-        if len(self.guides) > 1:
-            raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
+        guided_fields = [*self.guides]
+        if len(guided_fields) > 1:
+            raise Refused(f"{' and '.join(guided_fields)} are both given: give one of them", guided_fields[-1])
 
         stop_texts = self.stop or []
         if len(stop_texts) > MAX_STOP_TEXTS:
@@ -530,11 +533,15 @@ def _call_format_of(folder: Path, chat_template: str) -> CallFormat | None:
 def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -> Any:
     """Return the body as `body_class`, after `translate` has renamed its fields; raise Refused for an invalid one.
 
-    Call this only on the event loop's thread. A million small lists would trigger useless garbage collections.
+    The steps grow at most linearly with the body. Many small lists would trigger useless garbage collections.
     """
     gc.disable()
     try:
         sent_fields = parse_object(data, "the body", "send one JSON object")
+        num_containers = sum(isinstance(value, (list, dict)) for value in values_in(sent_fields))
+        if num_containers > MAX_CONTAINERS:
+            raise Refused(f"the body has {num_containers} lists and objects: send {MAX_CONTAINERS} at most")
+
         fields = translate({name: value for name, value in sent_fields.items() if value is not None})
         unsupported_name = unsupported_field(fields)
         if unsupported_name:
@@ -543,9 +550,9 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
 
         body = body_class.model_validate(fields)
         body.check()
-        for name, value in sent_fields.items():
-            if has_half_character(data.decode(), value):
-                raise Refused(f"{name} has half a character (a surrogate): write \\u escapes in pairs", name)
+        if has_half_character(data.decode(), [*sent_fields.values()]):
+            name = next(name for name, value in sent_fields.items() if SURROGATE.search(_in_full(value)))
+            raise Refused(f"{name} has half a character (a surrogate): write \\u escapes in pairs", name)
         return body
 
     except ValidationError as error:
@@ -555,6 +562,28 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
         raise Refused(str(error), code="invalid_json") from None
     finally:
         gc.enable()
+
+
+def small_body(data: bytes, body_class: type[Any], translate: Translate) -> str:
+    """Return only those fields of a body that have a meaning here, or why it is refused, as JSON for `body_of`."""
+    try:
+        body = read_body(data, body_class, translate)
+    except Refused as refused:
+        return _in_full({"refusal": [refused.message, refused.param, refused.code, refused.status]})
+    return _in_full({"fields": body.model_dump(by_alias=True, exclude_unset=True)})
+
+
+def body_of(small_text: str, body_class: type[Any]) -> Any:
+    """Return the body that `small_body` has read; raise Refused for one that it has refused."""
+    facts = json.loads(small_text)
+    if "refusal" in facts:
+        raise Refused(*facts["refusal"])
+    return body_class.model_validate(facts["fields"])
+
+
+def _in_full(facts: Any) -> str:
+    """Return JSON without escapes of letters."""
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def _first_error(error: ValidationError) -> tuple[str, str]:
