@@ -19,6 +19,8 @@ LITERALS = ("const", "enum")  # keywords with values that an answer repeats
 VALUES = (*LITERALS, "default", "examples")  # keywords whose values are no schemas, unless a reference leads there
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # by names of any kind
 EXACT_WHOLE = 2 ** 53  # up to here each whole number is a float
+SMALLEST = Decimal("1e-300")  # from here on a float keeps as many digits
+EXACT_NUMBERS = "give 0, or a number from 1e-300 to 2 ** 53 with at most 15 digits"
 EXACT_DIGITS = 15  # of a decimal number that a float keeps
 INLINE = "%json"  # precedes a schema in a grammar
 SIGN = re.compile(r"\\x..|\\u....|\\.|.", re.S)  # of a pattern: a character, or an escape of one
@@ -38,7 +40,7 @@ def inexact_part(kind: str, source: str) -> str:
     except RecursionError:
         return "it is nested too deeply"
     except ArithmeticError:  # of Decimal
-        return "a number has an exponent that is not read: give a number of at most 2 ** 53, and with at most 15 digits"
+        return f"a number has an exponent that is not read: {EXACT_NUMBERS}"
     except ValueError as error:
         return f"it is not JSON: {error}"
     return ""
@@ -107,8 +109,9 @@ def _problem(entry: dict[str, Any]) -> str:
     literals = [(name, number) for name in LITERALS for number in filter(_is_number, values_in(entry.get(name)))]
     for name, number in (*bounds, *literals):
         num_digits = len(number.normalize().as_tuple().digits)
-        if abs(number) > EXACT_WHOLE or num_digits > EXACT_DIGITS and number != int(number):
-            return f"{name} {number} is not exact: give a number of at most 2 ** 53, and with at most 15 digits"
+        is_tiny = number != 0 and -SMALLEST < number < SMALLEST
+        if abs(number) > EXACT_WHOLE or is_tiny or num_digits > EXACT_DIGITS and number != int(number):
+            return f"{name} {number} is not exact: {EXACT_NUMBERS}"
 
     # narrow ranges
     lower_bounds = [bound for name, bound in bounds if name in LOWER]

@@ -52,8 +52,9 @@ def _chat_tool_choice(tool_choice: JsonObject) -> Any:
 
 def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
     """Return the chat messages for one message: first the tool results, then its text and tool calls."""
-    chat_message: JsonObject = {"role": WORDING.role(message, field), "content": "", "tool_calls": []}
+    chat_message: JsonObject = {"role": WORDING.role(message, field), "tool_calls": []}
     tool_results: list[JsonObject] = []
+    texts: list[str] = []
     content = message.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -67,8 +68,9 @@ def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
             arguments = json.dumps(block.get("input", {}))
             chat_message["tool_calls"].append(tool_call(block.get("name"), arguments, block.get("id")))
         elif kind not in IGNORED_BLOCKS:
-            chat_message["content"] += WORDING.text([block], block_field)
+            texts.append(WORDING.text([block], block_field))
 
+    chat_message["content"] = "".join(texts)
     only_results = tool_results and not chat_message["content"] and not chat_message["tool_calls"]
     return tool_results if only_results else [*tool_results, chat_message]
 

@@ -31,7 +31,7 @@ from serve.tools import CallFormat, calls_of, dialect_of
 
 MAX_CHOICES = 16  # of one request: prompts times n
 MAX_STOP_TEXTS = 4
-MAX_CONTAINERS = 50_000  # lists and objects of a body, in all
+MAX_VALUES = 50_000  # of a body besides its prompt, and of what a template reads: lists, objects, texts, numbers ...
 NUM_SEEDS = 1 << 64
 ALL_TOKENS = -1  # some clients send this for top_k=0
 TOKEN_ID = re.compile("[0-9]{1,9}")
@@ -453,6 +453,7 @@ class Chat(Body):
             messages.append(message.for_template(f"messages.{number}", has_own_template=config.uses_jinja))
         if not messages:
             raise Refused("messages is empty: send one with the role user", "messages")
+        _check_number(messages, "messages", "messages")  # with the arguments of calls as objects
 
         self._check_variables(config)
         call_format, variables = self._call_format(config), self.chat_template_kwargs
@@ -538,10 +539,7 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
     gc.disable()
     try:
         sent_fields = parse_object(data, "the body", "send one JSON object")
-        num_containers = sum(isinstance(value, (list, dict)) for value in values_in(sent_fields))
-        if num_containers > MAX_CONTAINERS:
-            raise Refused(f"the body has {num_containers} lists and objects: send {MAX_CONTAINERS} at most")
-
+        _check_number([value for name, value in sent_fields.items() if name != "prompt"], "the body")
         fields = translate({name: value for name, value in sent_fields.items() if value is not None})
         unsupported_name = unsupported_field(fields)
         if unsupported_name:
@@ -564,10 +562,18 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
         gc.enable()
 
 
-def small_body(data: bytes, body_class: type[Any], translate: Translate) -> str:
+def _check_number(content: Any, subject: str, field: str | None = None) -> None:
+    """Raise Refused for JSON with too many values, which would take long to copy from process to process."""
+    num_values = sum(1 for _ in values_in(content))
+    if num_values > MAX_VALUES:
+        raise Refused(f"{subject} has {num_values} values: send {MAX_VALUES} at most", field)
+
+
+def small_body(config: RunConfig, data: bytes, body_class: type[Any], translate: Translate) -> str:
     """Return only those fields of a body that have a meaning here, or why it is refused, as JSON for `body_of`."""
     try:
         body = read_body(data, body_class, translate)
+        body.choices(config)
     except Refused as refused:
         return _in_full({"refusal": [refused.message, refused.param, refused.code, refused.status]})
     return _in_full({"fields": body.model_dump(by_alias=True, exclude_unset=True)})
