@@ -11,6 +11,7 @@
 
 atomic_int num_held; /* memory, threads and locks that were not given back */
 atomic_int num_misuses; /* of locks: unlocked, waited with or signalled by a thread that does not hold them */
+atomic_int num_waiting; /* threads that sleep until they are signalled */
 atomic_int requests_left = -1; /* before one is refused; below 0: none is */
 static _Thread_local int num_locks;
 
@@ -83,7 +84,10 @@ static int checked_unlock(pthread_mutex_t *lock) {
 
 static int checked_wait(pthread_cond_t *condition, pthread_mutex_t *lock) {
     num_misuses += num_locks != 1;
-    return pthread_cond_wait(condition, lock);
+    num_waiting += 1;
+    int error = pthread_cond_wait(condition, lock);
+    num_waiting -= 1;
+    return error;
 }
 
 static int checked_signal(pthread_cond_t *condition) {
@@ -113,3 +117,6 @@ static int checked_broadcast(pthread_cond_t *condition) {
 
 #include "pool.c"
 #include "slice.c"
+
+/* Return how many threads a pool believes to be asleep. */
+int num_believed_asleep(const Pool *pool) { return pool->num_asleep; }

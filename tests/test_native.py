@@ -1,4 +1,5 @@
-"""The native kernels: a row has one set of bits, and all methods write one text.
+"""The native kernels: a row has one set of bits, and all methods write one text; `tests/test_native_values.py` compares
+the values of rows with right ones.
 
 With sanitizers, which end the tests at an access beyond memory or at undefined behaviour:
 CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" ASAN_OPTIONS=detect_leaks=0 \
@@ -19,7 +20,6 @@ from functools import lru_cache
 from itertools import cycle
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,19 +27,17 @@ from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.run import run
 from launch.timing import random_weights
-from model.cache import AdmittedRows
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
-from model.llama import LlamaConfig, Scales, Slice, fill
+from model.llama import LlamaConfig, Scales, Slice
 from model.native import compiler, packing, structures
 from model.native.compiler import levels, library, private_folder
 from model.native.layers import NativeSlice, reason_against
 from model.native.linear import NativeProducts
 from model.sample import Sampler
-from model.slots import HeldSlots
 from model.weights.blocks import QUANTIZERS
 from model.weights.blocks import quantize as to_blocks
-from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized, rounded
+from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
@@ -67,7 +65,6 @@ FAMILY = {
 WHOLE_GROUPS = {"hidden": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 160}  # for weights in blocks
 KINDS = ("none", *QUANTIZERS)
 of_each_kind = pytest.mark.parametrize("kind", KINDS)
-CLOSE = {"none": 1e-5, "Q8_0": 0.03, "Q4_1": 0.03}  # relative error of what the layers add; activations have 8 bits
 LEVELS = {level.name: level for level in levels()}
 
 
@@ -95,12 +92,6 @@ def tensors_of(family, kind="none"):
 def quantized(name, tensor, kind):
     is_quantized = kind != "none" and LINEAR_WEIGHT.search(name) and can_be_quantized(kind, tensor.shape)
     return to_blocks(kind, tensor) if is_quantized else tensor
-
-
-def unfolded(family, kind):
-    """The same weights, as the blocks have them."""
-    return {name: rounded(kind, x) if kind != "none" and LINEAR_WEIGHT.search(name) else x
-            for name, x in plain_tensors(family, kind).items()}
 
 
 class Model:
@@ -173,18 +164,6 @@ def test_the_order_of_the_slots_changes_nothing():
     assert all(torch.equal(made, orders[0]) for made in orders[1:])
 
 
-@pytest.mark.parametrize("family, kind", [*((family, "none") for family in FAMILY), ("llama", "Q8_0"),
-                                          ("qwen3", "Q4_1")])
-def test_the_layers_compute_what_torch_computes_in_float64(family, kind):
-    sizes = sizes_of(family, kind)
-    exact = Slice(sizes, 0, sizes.layers)
-    fill(exact, unfolded(family, kind), torch.float64, "cpu")
-    cache = sizes.cache(sizes.layers, 256, torch.empty(0, dtype=torch.float64), sizes.windows)
-    wanted = exact(torch.tensor(TEXT), admit_text(cache, LENGTH), cache)
-    made = Model(family, kind).read(chain(TEXT), LENGTH)
-    assert (made - wanted).norm() < CLOSE[kind] * wanted.norm()
-
-
 def test_weights_that_fit_into_bfloat16_have_the_bits_of_float32(monkeypatch):
     model = Model("llama")
     halved = {name: tensor.bfloat16().float() for name, tensor in tensors_of("llama").items()}
@@ -255,21 +234,6 @@ def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
 
 # --- the border -------------------------------------------------------------------------------------------------------
 
-def rows_of(model, **change):
-    """The rows of a sound segment of two, with other values."""
-    cache = model.new_cache()
-    admit_text(cache, 3)
-    [rows] = cache.admitted()
-    return rows._replace(**change)
-
-
-def assert_refused(model, rows):
-    """Three rows that a cache has admitted are an error."""
-    model.cache.admitted = lambda: [rows]
-    with pytest.raises(IndexError, match="the rows do not fit their caches"):
-        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
-
-
 C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment"
 CONSTANTS = "PANEL", "FLOAT32", "BFLOAT16", "INT8", "SUBGROUP_INT8", "INT4"
 RESULTS = "DONE", "GIVEN_UP", "NO_MEMORY"
@@ -294,22 +258,6 @@ def test_structures_and_constants_are_those_of_the_c_compiler(tmp_path):
                       f"int main(void) {{\n{prints}}}\n")
     found = map(int, compiled_output("cc", [], compiler.LEVELS[-1], source, tmp_path / "layout").split())
     assert dict(zip(wanted, found)) == wanted
-
-
-@pytest.mark.parametrize("change", [
-    {"settled": -1}, {"settled": 254}, {"settled": 1 << 40}, {"settled": (1 << 63) - 1}, {"slots": []},
-    *({"sees": np.full(shape, True)} for shape in ((2, 3), (4, 4), (3, 2), (3, 300))),
-    {"sees": np.full((3, 3), False)}], ids=range(10))
-def test_rows_that_do_not_fit_their_cache_are_refused(change):
-    model = Model("llama")
-    assert_refused(model, rows_of(model, **change))
-
-
-def test_a_cache_of_fewer_layers_is_refused():
-    model = Model("llama")
-    rows = rows_of(model)
-    held = [x[:1] for x in rows.slots[0].tensors]
-    assert_refused(model, AdmittedRows(rows.settled, rows.sees, [HeldSlots(held)]))
 
 
 @pytest.mark.parametrize("x, positions", [
@@ -361,18 +309,6 @@ def test_ctrl_c_during_a_computation_is_raised_after_it():
             pressing.join()
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def test_inner_features_are_the_inputs_of_layers():
-    model = Model("llama")
-    whole, inputs = Slice(SIZES, 0, 2), {0: torch.empty(0), 1: torch.empty(0), 2: torch.empty(0)}
-    fill(whole, tensors_of("llama"), torch.float32, "cpu")
-    wanted = dict(inputs)
-    for body, found in ((whole, wanted), (model.body, inputs)):
-        cache = model.new_cache()
-        body(torch.tensor(TEXT), admit_text(cache, LENGTH), cache, found)
-    assert torch.equal(inputs[0], wanted[0])
-    assert all((inputs[i] - wanted[i]).norm() < CLOSE["none"] * wanted[i].norm() for i in (1, 2))
 
 
 # --- what is computed by torch ----------------------------------------------------------------------------------------

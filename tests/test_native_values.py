@@ -1,4 +1,4 @@
-"""The native kernels compute the right values: those of some lines of numpy in float64.
+"""The native kernels compute the right values: those of some lines of numpy in float64, which are transformers' values.
 
 Weights are drawn so that every step of a layer counts: scores of attention differ by several units, norms and biases
 are far from neutral, and each sublayer adds as much as its input. Sizes are odd, so that loops over vectors have a
@@ -20,7 +20,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from config.presets import ROOT
-from config.schema.families import FAMILIES, Family
+from config.schema.families import FAMILIES, Family, published
 from model.cache import together
 from model.llama import LlamaConfig, Scales, Slice
 from model.native import compiler
@@ -160,7 +160,7 @@ class RightLayers:
             f"{name}.after_attention", self.attend(number, self.norm(f"{name}.input_layernorm", x_TD), path_TT))
 
         normed = self.norm(f"{name}.post_attention_layernorm", x_TD)
-        gate, up = (self.product(f"{name}.mlp.{part}_proj", normed, c.family.bias) for part in ("gate", "up"))
+        gate, up = (self.product(f"{name}.mlp.{branch}_proj", normed, c.family.bias) for branch in ("gate", "up"))
         gated = activation(gate, c.family.gelu) * up
         return x_TD + self.sublayer_output(
             f"{name}.after_mlp", self.product(f"{name}.mlp.down_proj", gated, c.family.bias))
@@ -262,19 +262,18 @@ PATHS = paths(PARENTS)
 class NativeRows:
     """Native layers, which read the rows of a text by their numbers, and a cache."""
 
-    def __init__(self, c, tensors, level=PLAIN, num_threads=1, in_8_bits=False, first=0, last=None):
-        self.config, self.last = c, c.layers if last is None else last
-        body, layers = Slice(c, first, self.last), range(first, self.last)
-        needed_names = {name for name, _ in body.named_parameters()}
-        windows = [c.windows[number] if c.windows else 0 for number in layers]
-        self.body = NativeSlice(body, {name: tensors[name] for name in needed_names}, num_threads, windows, level)
+    def __init__(self, c, tensors, level=PLAIN, num_threads=1, in_8_bits=False, layers=None):
+        layers = layers or range(c.layers)
+        whole_slice, windows = Slice(c, layers[0], layers[-1] + 1), [c.window(number) for number in layers]
+        slice_tensors = {name: tensors[name] for name, _ in whole_slice.named_parameters()}
+        self.layers = NativeSlice(whole_slice, slice_tensors, num_threads, windows, level)
         self.cache = c.cache(len(layers), 1024, torch.empty(0), windows, in_8_bits)
 
     def read(self, x, parents, first_row=0, num_text_rows=0, **others):
         """Read the rows that follow `first_row`, of which the first ones are text."""
         rows = range(first_row, first_row + len(x))
         self.cache.admit(rows, [parents[row] for row in rows], num_text_rows)
-        return self.body(x, self.positions(rows, parents), self.cache, **others)
+        return self.layers(x, self.positions(rows, parents), self.cache, **others)
 
     @staticmethod
     def positions(rows, parents):
@@ -339,7 +338,7 @@ def test_layers_in_the_middle_of_a_model_compute_the_right_values():
     x_TD = np.random.default_rng(4).normal(0, 1, (len(PARENTS), c.hidden)).astype(np.float32)
     right_inputs = RightLayers(c, tensors).inputs(x_TD.astype(float), PATHS, first, last)
 
-    native = NativeRows(c, tensors, first=first, last=last)
+    native = NativeRows(c, tensors, layers=range(first, last))
     wanted = {number: torch.empty(0) for number in (0, 2, 3, 4)}
     rows = native.read(torch.from_numpy(x_TD), PARENTS, inner=wanted)
     assert_close(rows, right_inputs[2])
@@ -376,7 +375,7 @@ def test_requests_that_share_a_segment_have_their_own_paths(level):
     positions = native.positions(range(num_rows), PARENTS)
 
     tokens, cache = torch.from_numpy(TOKENS), together([other, native.cache], [num_other_rows, num_rows])
-    rows = native.body(torch.cat((tokens[:num_other_rows], tokens)),
+    rows = native.layers(torch.cat((tokens[:num_other_rows], tokens)),
                        torch.cat((positions[:num_other_rows], positions)), cache)
     right = right_rows(name)[0]
     assert_close(rows, np.concatenate((right[:num_other_rows], right)))
@@ -515,6 +514,19 @@ def test_the_last_group_may_have_fewer_inputs(type_name, level):
     assert_products(lambda num_rows: linear(torch.from_numpy(rows[:num_rows])), right_inputs, from_blocks(blocks), 0)
 
 
+@of_each_level
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q6_K", "Q4_1"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_spoils_only_its_own_products(number, type_name, level):
+    blocks, rows = drawn_blocks(type_name), drawn_rows()
+    rows[6, 40] = number
+    products = NativeProducts(1, LEVELS[level]).linear(blocks)(torch.from_numpy(rows))
+    assert not products[6].isfinite().any()
+    right_products = in_codes(np.delete(rows, 6, 0)) @ from_blocks(blocks).T
+    assert_close(torch.cat((products[:6], products[7:]))[[0, 1, 2, *range(5, MOST_ROWS - 1)]],
+                 np.delete(right_products, (3, 4), 0))
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 def rows_of(c, change):
@@ -524,7 +536,7 @@ def rows_of(c, change):
     native.cache.admit(range(5, 8), PARENTS[5:8], 0)
     admitted = change(native.cache.admitted()[0])
     native.cache.admitted = lambda: admitted
-    return native.body(torch.from_numpy(TOKENS[5:8]), torch.arange(5, 8), native.cache)
+    return native.layers(torch.from_numpy(TOKENS[5:8]), torch.arange(5, 8), native.cache)
 
 
 def sees(shape, strides):
@@ -548,6 +560,7 @@ REFUSED_ROWS = {
     "a mask whose rows overlap": sees((3, 3), (2, 1)),
     "a tail that is too long": lambda rows: sees((3, MANY), (MANY, 1))(*slots(num_slots=MANY + 9)(rows)),
     "fewer settled slots than none": lambda rows: [rows._replace(settled=-1)],
+    "so many settled slots that their sum overflows": lambda rows: [rows._replace(settled=(1 << 63) - 1)],
     "too many settled slots": lambda rows: [slots(MANY, 9)(rows)[0]._replace(settled=MANY)],
     "no slots": lambda rows: [rows._replace(slots=[])],
     "slots of fewer layers": slots(num_layers=2),
@@ -572,7 +585,7 @@ def test_rows_that_just_fit_their_cache_are_computed(change):
 
 def test_layers_with_local_positions_need_their_tables():
     native = NativeRows(CONFIGS["every step"], tensors_of("every step"))
-    native.body.body.local_rotary = None
+    native.layers.body.local_rotary = None
     with pytest.raises(IndexError, match="the rows do not fit their caches"):
         native.read(torch.from_numpy(TOKENS), PARENTS)
 
@@ -633,24 +646,30 @@ def test_a_pool_of_one_thread_computes_all_items(counted):
     assert_all_given_back(counted)
 
 
-def test_sleeping_threads_wake_up_for_a_job(counted, pool):
+def wait_until_asleep(counted, num_threads):
+    while count(counted, "num_waiting").value < num_threads:
+        time.sleep(0.001)
+
+
+def test_threads_without_work_sleep_and_wake_up_for_a_job(counted, pool):
     """Each item waits for those of the two other threads."""
     for _ in range(4):
-        time.sleep(0.01)  # a thread without work sleeps after some microseconds
+        wait_until_asleep(counted, 2)
+        assert counted.num_believed_asleep(c_void_p(pool)) == 2
         meeting, threads = threading.Barrier(3), []
         run_items(counted, pool, 3, lambda item, thread, meeting=meeting, threads=threads:
                   (meeting.wait(), threads.append(thread)))
         assert sorted(threads) == [0, 1, 2]
 
 
-def test_a_job_ends_when_its_slowest_thread_has_ended(counted, pool):
-    """The caller sleeps meanwhile, and computes the next job."""
+def test_a_caller_sleeps_until_the_slowest_thread_has_ended(counted, pool):
     for _ in range(4):
         meeting, ended = threading.Barrier(3), []
 
         def work(item, thread, meeting=meeting, ended=ended):
             meeting.wait()
-            time.sleep(0.01 * thread)
+            if thread:
+                wait_until_asleep(counted, 1)
             ended.append(item)
 
         run_items(counted, pool, 3, work)
@@ -685,3 +704,33 @@ def test_what_the_system_refuses_is_an_error_that_leaves_nothing_behind(counted,
     assert torch.equal(linear(torch.ones(9, 33)), torch.full((9, 20), 33.0)), "more memory than before"
     del products, linear
     assert_all_given_back(counted)
+
+
+# --- the right values themselves --------------------------------------------------------------------------------------
+
+LIBRARY_MODELS = {  # which have every step between them
+    "Qwen2": {}, "Qwen3": {"head_dim": 24},
+    "Gemma2": {"head_dim": 24, "query_pre_attn_scalar": 6, "sliding_window": 5, "attn_logit_softcapping": 2.0},
+    "Gemma3Text": {"head_dim": 24, "query_pre_attn_scalar": 6, "sliding_window": 5, "rope_theta": 100.0,
+                   "rope_local_base_freq": 5.0, "layer_types": ["sliding_attention", "full_attention"]},
+    "Granite": {"attention_multiplier": 0.4, "residual_multiplier": 0.6, "embedding_multiplier": 3.0},
+    "SmolLM3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("library_name", LIBRARY_MODELS)
+def test_the_right_values_are_those_of_transformers(library_name):
+    import transformers
+
+    library_config = getattr(transformers, f"{library_name}Config")(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=45,
+        vocab_size=50, rms_norm_eps=0.1, **LIBRARY_MODELS[library_name])
+    library_config._attn_implementation = "eager"  # the only one with soft caps
+    library_model = getattr(transformers, f"{library_name}Model")(library_config).double().eval()
+
+    c = LlamaConfig.read({**library_config.to_dict(), "model_type": library_config.model_type})
+    tensors = drawn_tensors(c)
+    published_tensors = {published(f"model.{name}", c.family)[len("model."):]: x for name, x in tensors.items()}
+    library_model.load_state_dict(published_tensors)
+    rows = library_model(torch.from_numpy(TOKENS)[None]).last_hidden_state[0]
+    assert_close(rows, RightLayers(c, tensors).whole(TOKENS, np.tri(len(TOKENS), dtype=bool)))
