@@ -330,9 +330,11 @@ def test_soft_caps_and_sinks_are_those_of_numpy(form, in_8_bits):
     plain.read([9, 20, 21, 22], [8, 8, 20, 8])
 
 
-def test_heads_that_are_widened_one_by_one_read_the_same(monkeypatch):
+@pytest.mark.parametrize("form", [PLAIN, AttentionForm(sinks=torch.linspace(-2, 2, HEADS))], ids=["plain", "sinks"])
+def test_heads_that_are_widened_one_by_one_read_the_same(monkeypatch, form):
     monkeypatch.setattr(attention, "MAX_WIDENED", 1)
     plain = PlainRows(in_8_bits=True)
+    plain.forms = [form]
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20], [8, 8])
 

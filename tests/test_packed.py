@@ -30,7 +30,7 @@ def words(codes, bits):
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).int()
 
 
-def gptq(weight, bits, shuffled):
+def gptq(weight, bits, shuffled, zero_offset=1):
     outputs, inputs = weight.shape
     groups = inputs // GROUP
     codes = torch.randint(2 ** bits, (outputs, inputs))
@@ -39,8 +39,10 @@ def gptq(weight, bits, shuffled):
     group = torch.arange(inputs) // GROUP
     if shuffled:
         group = group[torch.randperm(inputs)]
-    made = {"qweight": words(codes, bits).T, "qzeros": words(zeros.T - 1, bits),
+    made = {"qweight": words(codes, bits).T, "qzeros": words(zeros.T - zero_offset, bits),
             "scales": scales.T, "g_idx": group.int()}
+    if shuffled is None:  # as old files have it
+        del made["g_idx"]
     off = codes - zeros[:, group]
     return made, (off * scales.float()[:, group]).half()
 
@@ -81,6 +83,12 @@ def bytes_of(weight, dtype, shape, block=None):
     return {"weight": codes, scale_name: scale}, (codes.float() * spread).bfloat16()
 
 
+def flat(packed_weight):
+    """The same weight, with its scales in one dimension."""
+    made, meant = packed_weight
+    return {name: x.flatten() if name == "weight_scale" else x for name, x in made.items()}, meant
+
+
 def blocks_of(weight):
     """Return the number of blocks of 24 rows and 16 columns of a weight."""
     return -(-len(weight) // 24), -(-weight.shape[1] // 16)
@@ -91,12 +99,18 @@ FORMS = {
              lambda x: gptq(x, 4, False)),
     "gptq by activations, 8 bits": ({"quant_method": "gptq", "bits": 8, "desc_act": True},
                                     lambda x: gptq(x, 8, True)),
+    "gptq, zeros as they are": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
+                                lambda x: gptq(x, 4, True, 0)),
+    "gptq without an order": ({"quant_method": "gptq"}, lambda x: gptq(x, 4, None)),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "awq, no version": ({"quant_method": "awq"}, awq),
     "compressed-tensors, int4": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, compressed),
     "compressed-tensors, int8": ({"quant_method": "compressed-tensors", "format": "int-quantized"},
                                  lambda x: bytes_of(x, torch.int8, (len(x), 1))),
     "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
                                 lambda x: bytes_of(x, torch.float8_e4m3fn, None)),
+    "fp8, a scale for each row": ({"quant_method": "fp8"},
+                                  lambda x: flat(bytes_of(x, torch.float8_e4m3fn, (len(x), 1)))),
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [24, 16]},
                       lambda x: bytes_of(x, torch.float8_e4m3fn, blocks_of(x), (24, 16))),
 }
@@ -191,9 +205,21 @@ HARM = {  # form of the checkpoint, the end of a tensor's name, a change to it, 
     "no scales": (INT4, ".weight_scale", lambda x: x[:, :0], MISFIT),
     "uneven groups": (INT4, ".weight_scale",
                       lambda x: torch.cat([x] * 3, 1)[:, :7], AGAIN),
+    "scales of other rows": ("fp8, a scale for each row", ".weight_scale", lambda x: x[:5], MISFIT),
     "no blocks": (FP8, ".weight_scale_inv", lambda x: x[:0], MISFIT),
     "blocks of another size": (FP8, ".weight_scale_inv", lambda x: torch.cat([x, x]), MISFIT),
 }
+
+
+@pytest.mark.parametrize("form", ["gptq without an order", "awq"])
+def test_groups_that_share_the_inputs_unevenly_are_refused(plain, tmp_path, form):
+    source, _ = packed(plain, tmp_path, form)
+    with edited_tensors(source.folder) as tensors:
+        scale_name = name_with_end(tensors, ".scales")
+        zeros_name = scale_name.replace("scales", "qzeros")
+        tensors.update({name: torch.cat([tensors[name]] * 3)[:7].contiguous() for name in (scale_name, zeros_name)})
+    with refused(f"{scale_name} has 7 groups, which do not share", AGAIN):
+        split_quietly(source.folder, tmp_path / "out", "2")
 
 
 @pytest.fixture(scope="module")
