@@ -74,7 +74,7 @@ class Rotary(nn.Module):
 
         low, high = max(low, 0), min(high, rotated_dim - 1)
         pair_numbers = torch.arange(rotated_dim // 2, dtype=torch.float32)
-        return ((pair_numbers - low) / max(high - low, 0.001)).clamp(0, 1)
+        return ((pair_numbers - low) / (high - low or 0.001)).clamp(0, 1)
 
     def attention_factor(self) -> float:
         """Return the factor of cosines and sines that keeps attention as sharp as in training."""

@@ -1,12 +1,15 @@
 """Slices, rotary positions and whole models compute what transformers computes."""
+from dataclasses import replace
+
 import gguf
 import pytest
 import torch
+from torch import nn
 
 from model import llama, whole
 from model.attention import attention
 from model.cache import together
-from model.llama import LayerNorm, LlamaConfig, RMSNorm, Slice, fill
+from model.llama import Experts, LayerNorm, LlamaConfig, RMSNorm, Slice, fill
 from model.native.compiler import has_library
 from model.native.linear import NativeProducts
 from model.rotary import Rotary, Turns, rotate
@@ -117,19 +120,44 @@ def test_norms_without_the_fused_kernel_are_those_of_the_formula(monkeypatch, is
     torch.testing.assert_close(norm(x_TD), expected)
 
 
-@pytest.mark.parametrize("norm", [RMSNorm(64, 1e-6), LayerNorm(64, 1e-5, device="meta")], ids=["rms", "layer"])
-def test_the_mean_of_a_norm_is_summed_in_float32_at_least(monkeypatch, norm):
-    """Also where rows are not widened for their sums, as on a GPU."""
-    fill(norm, weights(norm, 1), torch.bfloat16, "cpu")
-    x_TD = random_tensor(3, 5, 64).bfloat16()
-    wide = type(norm)(64, norm.eps, **({} if isinstance(norm, RMSNorm) else {"device": "meta"}))
-    fill(wide, weights(norm, 1), torch.float64, "cpu")
-    expected = wide(x_TD.double())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["LlamaRMSNorm", "GemmaRMSNorm", "LayerNorm"])
+def test_norms_have_the_bits_of_transformers_in_every_type(monkeypatch, name, dtype):
+    """Also where rows are not widened for their sums, as on a GPU, and where torch has no kernel for it."""
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    x_TD, weight, bias = (random_tensor(seed, *shape).to(dtype) for seed, shape in enumerate(((5, 64), (64,), (64,))))
+    if name == "LayerNorm":
+        theirs, ours, tensors = nn.LayerNorm(64), LayerNorm(64, device="meta"), {"weight": weight, "bias": bias}
+    else:
+        theirs = {"LlamaRMSNorm": LlamaRMSNorm, "GemmaRMSNorm": GemmaRMSNorm}[name](64, eps=1e-5)
+        ours, tensors = RMSNorm(64, 1e-5, name == "GemmaRMSNorm"), {"weight": weight}
+    theirs.to(dtype).load_state_dict(tensors)
+    fill(ours, tensors, dtype, "cpu")
+    is_wide = dtype in (torch.float32, torch.float64)  # which transformers sums in float32
+
+    monkeypatch.setattr(llama, "for_sums", lambda x: x)
     for _ in range(2):
-        got = norm(x_TD)
-        assert got.dtype == torch.bfloat16 and (got - expected).abs().max() < 0.02
-        assert torch.equal(got[2:3], norm(x_TD[2:3]))
-        monkeypatch.setattr(llama, "for_sums", lambda x: x)
+        got, expected = ours(x_TD), theirs(x_TD)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, expected.to(dtype), **({"atol": 1e-5, "rtol": 1e-5} if is_wide else {
+            "atol": 0, "rtol": 0}))
+        monkeypatch.delattr(torch.nn.functional, "rms_norm", raising=False)
+
+
+@pytest.mark.parametrize("renorms", [True, False])
+def test_the_weights_of_experts_are_computed_in_float32(renorms):
+    experts = Experts(replace(CONFIG, experts=6, chosen=3, renorms_experts=renorms))
+    fill(experts, weights(experts, 1), torch.bfloat16, "cpu")
+    x_TD = random_tensor(3, 20, CONFIG.hidden).bfloat16()
+    weight_TC, expert_TC = experts.route(x_TD)
+    law_TX = experts.router(x_TD).double().softmax(-1)
+    best_TC, expected_TC = law_TX.topk(3)
+    if renorms:
+        best_TC /= best_TC.sum(-1, keepdim=True)
+    assert torch.equal(expert_TC, expected_TC) and weight_TC.dtype == torch.bfloat16
+    assert torch.equal(weight_TC, best_TC.bfloat16())
 
 
 # --- rotary positions -------------------------------------------------------------------------------------------------
@@ -143,6 +171,7 @@ ROPES = [("default", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3), ("yar
          ("yarn", {**YARN, "factor": 1.0}), ("yarn", {**YARN, "attention_factor": 1.7}),
          ("yarn", {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}), ("yarn", {**YARN, "mscale": 0.7}),
          ("yarn", {**YARN, "beta_fast": 4000.0, "beta_slow": 0.001}),
+         ("yarn", {"factor": 4.0}), ("yarn", {**YARN, "original_max_position_embeddings": 4_000_000}),
          ("longrope", LONG), ("longrope", {**LONG, "factor": 1.0, "original_max_position_embeddings": 256}),
          ("longrope", {**LONG, "attention_factor": 1.3})]
 

@@ -80,6 +80,19 @@ def test_the_likeliest_token_stays_however_small_the_share_that_is_kept():
     assert warp(logits, 1.0, 0, 1.0, 1.0).isfinite().tolist() == [[True, False, False, True]]
 
 
+def test_a_share_that_is_reached_exactly_excludes_the_rest_as_in_transformers():
+    equal = torch.zeros(1, 4, dtype=torch.float64)
+    for top_p in (0.25, 0.5, 0.75):
+        assert warp(equal, 1.0, 0, top_p).softmax(-1)[0].sort().values.tolist() == sorted(
+            processed_law(equal[0], 1.0, 0, top_p))
+
+
+def test_laws_are_computed_in_float64_and_a_guess_matches_what_the_sampler_draws():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert Sampler(1.0, 0.9).warped(random_tensor(7, 2, 30).to(dtype)).dtype == torch.float64
+    assert Sampler(1.0).matches and not Sampler(1.0, rule="mss").matches
+
+
 def test_the_likeliest_tokens_are_at_temperature_0_whatever_else_is_asked():
     logits = random_tensor(7, 20, 30)
     expected = logits.numpy().argmax(1).tolist()
