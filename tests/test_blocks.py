@@ -19,7 +19,7 @@ from model.weights.checkpoint import GGUF_LIST, Checkpoint
 from model.weights.parts import Part
 from model.weights.quant import IN_BLOCKS, LINEAR_WEIGHT
 from model.weights.unfold import Unfolded
-from model.whole import NativeWhole
+from model.whole import NativeWhole, Whole, open_whole
 from pipeline.trace import OFF
 from tests.checkpoints import refused, same, split_quietly
 from tests.json_files import edited_json
@@ -214,6 +214,16 @@ def test_the_texts_for_a_training_are_those_of_a_run(tmp_path):
     other_prompt = [8] * 9  # the two are written together
     texts = list(TextWriter(model, [], 24, 0.0, 0).write([[5, 6, 7], other_prompt]))
     assert texts[0].ids == answer["token_ids"]
+
+
+@needs_kernels
+def test_a_wide_model_is_opened_in_c_only_if_it_is_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("model.native.structures.WIDEST_FLOAT32", 8)
+    save_model(tmp_path / "plain")
+    cpu, types = torch.device("cpu"), []
+    for folder in (tmp_path / "plain", described_in(tmp_path, MIXED)):
+        types.append(type(open_whole(Unfolded(folder), torch.float32, cpu)))
+    assert types == [Whole, NativeWhole]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

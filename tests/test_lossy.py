@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import rel_entr
 
 from config.run_config import LOSSY as NAMES
 from config.run_config import RunConfig
@@ -40,6 +41,16 @@ def test_the_likeliest_typical_guess_is_accepted_for_certain(law, guesses, accep
     assert changed_V.tolist() == list(expected)
     nats = 0 if accepted is None else -math.log(law[accepted])
     assert divergence(changed_V, law_V) == pytest.approx(nats)
+
+
+def test_a_divergence_is_that_of_scipy_also_where_tokens_cannot_come():
+    laws = np.random.default_rng(1).dirichlet(np.ones(9), 4)
+    laws[1, 3:5] = laws[2, 7] = 0
+    laws /= laws.sum(1, keepdims=True)
+    for law_V in laws:
+        for target_V in laws[[0, 3]]:
+            assert divergence(law_V, target_V) == pytest.approx(rel_entr(law_V, target_V).sum(), abs=1e-12)
+    assert divergence(laws[1], laws[1]) == 0
 
 
 def test_a_guess_below_a_node_is_accepted_there_and_nowhere_else():
@@ -88,7 +99,7 @@ def test_the_divergence_of_an_answer_is_the_sum_over_its_tokens(monkeypatch):
 
     logits_TV = TINY.logits([*PROMPT, *answer.token_ids])[len(PROMPT) - 1:-1]
     law_TV = logits_TV.softmax(-1).numpy()
-    assert answer.divergence == pytest.approx(sum(divergence(blurred(law_V, []), law_V) for law_V in law_TV))
+    assert answer.divergence == pytest.approx(sum(rel_entr(blurred(law_V, []), law_V).sum() for law_V in law_TV))
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from model.rotary import Rotary, Turns, rotate
 from model.sample import Sampler
 from model.weights.unfold import Unfolded
 from model.whole import NativeWhole, Whole, open_whole
-from tests.checkpoints import refused
+from tests.checkpoints import edited_tensors, refused
 from tests.saved import FORM, save_model
 from tests.tiny import CONFIG, TINY, admit_text, random_tensor, weights
 
@@ -270,3 +270,16 @@ def test_a_model_is_opened_in_c_where_that_is_possible(source, reference, monkey
     assert isinstance(open_whole(source, torch.float64, torch.device("meta")), Whole)
     monkeypatch.setattr(whole, "has_library", lambda: False)
     assert isinstance(open_whole(source, torch.float32, torch.device("cpu")), Whole)
+
+
+def test_a_damaged_head_and_a_config_of_another_model_are_refused(tmp_path):
+    save_model(tmp_path / "base")
+    other = Unfolded(tmp_path / "base")
+    other.config["vocab_size"] = 54
+    with refused("has shape (53, 32) instead of (54, 32)"):
+        Whole(other, torch.float32, "cpu")
+    with edited_tensors(tmp_path / "base") as tensors:
+        tensors["lm_head.weight"][7, 3] = float("nan")
+    for make in (NativeWhole, lambda source: Whole(source, torch.float32, "cpu")) if has_library() else ():
+        with refused("lm_head.weight in", "is not finite"):
+            make(Unfolded(tmp_path / "base"))

@@ -186,6 +186,7 @@ def test_a_grammar_excludes_what_it_does_not_allow_also_from_a_draft(columns):
         allows=lambda tree, node, token: token in allowed[node])
     guess = tree.add(tree.tip, 15, -0.1)
     assert [law.allows(tree, guess, token) for token in (2, 19)] == [False, True]
+    assert PathLaw(Penalties(frequency=1.0), 1).allows(tree, guess, 2)
     assert tree.cut() == [tree.tip, guess]
 
     logits = torch.zeros(2, 20)
