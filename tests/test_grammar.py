@@ -305,10 +305,52 @@ def test_a_range_that_answers_keep_is_accepted(bounds):
     assert GRAMMARS.of(Guide.json_schema(bounds))
 
 
+@pytest.mark.parametrize("number", ["1e-400", "-1e-301", "1e99999999", "1e-9999999999999999999", "1" * 5000])
+def test_a_number_that_no_float_keeps_is_refused_with_the_numbers_that_are_possible(number):
+    schema = f'{{"properties": {{"a": {{"enum": [0, {number}]}}}}}}'
+    for guide in (Guide("json_schema", schema), Guide("grammar", f"start: %json {schema}")):
+        with pytest.raises(ValueError) as error:
+            GRAMMARS.of(guide)
+        assert "give 0, or a number from 1e-300" in str(error.value) or len(number) == 5000
+
+
+NARROW = {"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}
+CUT = {"type": "string", "pattern": '^"[ab]$'}
+
+
+@pytest.mark.parametrize("name", ["default", "examples", "enum", "const", "properties", "pattern", "$defs", "a"])
+@pytest.mark.parametrize("schema", [NARROW, CUT])
+def test_a_schema_is_checked_whatever_the_name_of_its_property_or_definition_is(name, schema):
+    for document in ({"type": "object", "properties": {name: schema}}, {"patternProperties": {name: schema}},
+                     {"$defs": {name: schema}, "$ref": f"#/$defs/{name}"},
+                     {"definitions": {name: {"items": schema}}, "items": {"$ref": f"#/definitions/{name}/items"}}):
+        for guide in of_schema(document):
+            with refused("cannot be met (the exclusive bound" if schema is NARROW else "cannot be met (a pattern"):
+                BYTES.of(guide)
+
+
+@pytest.mark.parametrize("document", [
+    {"$ref": "#/default", "default": NARROW}, {"$ref": "#/$defs/a/enum/0", "$defs": {"a": {"enum": [NARROW]}}},
+    {"$ref": "#/examples/1/b", "examples": [0, {"b": NARROW}]}, {"$ref": "#/$defs/a/c%6Fnst", "$defs": {
+        "a": {"const": NARROW}}}])
+def test_a_value_that_a_reference_uses_as_a_schema_is_checked(document):
+    for guide in of_schema(document):
+        with refused("cannot be met (the exclusive bound"):
+            BYTES.of(guide)
+
+
+@pytest.mark.parametrize("guide", [
+    Guide.json_schema({"const": NARROW}), Guide.json_schema({"properties": {"const": {"enum": [CUT]}}}),
+    Guide("choice", json.dumps(["about %json", "b"])), Guide("regex", "%json a"),
+    Guide("grammar", 'start: %json {"type": "null", "description": "as %json {"} | %json{"const": 1}')])
+def test_what_only_looks_like_a_schema_is_no_schema(guide):
+    assert BYTES.of(guide)
+
+
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("pattern", [
-    '^"[ab]$', '^["][ab]$', r'^[A-Z]:\\[a-z]+$', 'a"b', r"^a\nb?$", "^a\n[ab]$", r"^\x22[ab]$", r"^[\u0022][ab]$"])
+    '^"[ab]$', '^["][ab]$', r'^\["ab]$', '^[a]"[ab]$', r'^[A-Z]:\\[a-z]+$', 'a"b', r"^a\nb?$", "^a\n[ab]$", r"^\x22[ab]$", r"^[\u0022][ab]$"])
 def test_a_pattern_that_would_be_cut_is_refused(pattern):
     text = {"type": "string", "pattern": pattern}
     for cut in ({"properties": {"pattern": text}}, {"patternProperties": {pattern: {"type": "null"}}}):
