@@ -1,4 +1,4 @@
-"""Run untrusted code in a process of its own, with bounded time, memory and output.
+"""Run untrusted code, or read untrusted input, in a process of its own, with bounded time, memory and output.
 
 It knows nothing about templates. Python code cannot be interrupted while it computes one huge power, so the code runs
 in another process, which is killed when the time is over.

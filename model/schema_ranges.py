@@ -51,6 +51,7 @@ def _documents_in(kind: str, source: str) -> Iterator[Any]:
     if kind == "json_schema":
         yield _DECODER.decode(source)
         return
+
     begin = source.find(INLINE) if kind in ("grammar", "lark") else -1
     while begin >= 0:
         begin += len(INLINE)
@@ -60,6 +61,7 @@ def _documents_in(kind: str, source: str) -> Iterator[Any]:
         document, end = _DECODER.raw_decode(source, begin)
         if not isinstance(document, (dict, bool)):
             raise ValueError(f"{INLINE} precedes no object")
+
         yield document
         begin = source.find(INLINE, end)
 
@@ -138,8 +140,10 @@ def _without_choices(pattern: str) -> str:
     """Return a pattern without its choices of several characters; one that is never closed stays."""
     kept_signs: list[str] = []
     opening = -1  # where the open choice begins in these
+
     for sign in SIGN.findall(pattern):
         kept_signs.append(sign)
+
         if sign == "[" and opening < 0:
             opening = len(kept_signs) - 1
         elif sign == "]" and opening >= 0:

@@ -28,6 +28,7 @@ class BodyReader:
         if len(data) <= MAX_SMALL_BYTES:
             body = read_body(data, body_class, translate)
             return body, body.choices(self._config)
+
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._read_apart, data, body_class, translate)
 
@@ -37,5 +38,6 @@ class BodyReader:
         except (TimeoutError, ValueError) as error:
             raise Refused(f"the body cannot be read ({error}): send a simpler one", code="body_too_large",
                           status=413) from None
+
         body = body_of(small_text, body_class)
         return body, body.choices(self._config)

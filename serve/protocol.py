@@ -40,7 +40,7 @@ TYPE_NAMES = ("str", "NamedTool")  # pydantic's names in the path of an error, f
 JsonObject = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
 Translate = Callable[[JsonObject], JsonObject]
-Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
+Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be thousands
 SAMPLING_FIELDS = tuple(name for name in SAMPLING if name != "logit_bias")  # all numbers
 MAX_BIASES, MAX_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
 UNLIMITED = -1  # as a number of tokens: as many as fit
@@ -501,6 +501,7 @@ class Completion(Body):
         if len(self.prompts) * self.n > MAX_CHOICES:
             raise Refused(f"{len(self.prompts)} prompts with n={self.n} are too many answers: request at "
                           f"most {MAX_CHOICES}", "prompt")
+        _check_number(self.prompts, "prompt", "prompt", MAX_VALUES + MAX_CHOICES * config.max_length)
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
         prompt_only = self.token_limit == 0
@@ -534,12 +535,15 @@ def _call_format_of(folder: Path, chat_template: str) -> CallFormat | None:
 def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -> Any:
     """Return the body as `body_class`, after `translate` has renamed its fields; raise Refused for an invalid one.
 
-    The steps grow at most linearly with the body. Many small lists would trigger useless garbage collections.
+    Only one thread of a process may call this, since many small lists would trigger useless garbage collections. The
+    steps grow at most linearly with the body.
     """
     gc.disable()
     try:
         sent_fields = parse_object(data, "the body", "send one JSON object")
-        _check_number([value for name, value in sent_fields.items() if name != "prompt"], "the body")
+        counted_values = [value for name, value in sent_fields.items() if name != "prompt"]
+        _check_number(counted_values, "the body")
+
         fields = translate({name: value for name, value in sent_fields.items() if value is not None})
         unsupported_name = unsupported_field(fields)
         if unsupported_name:
@@ -562,11 +566,11 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
         gc.enable()
 
 
-def _check_number(content: Any, subject: str, field: str | None = None) -> None:
+def _check_number(content: Any, subject: str, field: str | None = None, max_values: int = MAX_VALUES) -> None:
     """Raise Refused for JSON with too many values, which would take long to copy from process to process."""
     num_values = sum(1 for _ in values_in(content))
-    if num_values > MAX_VALUES:
-        raise Refused(f"{subject} has {num_values} values: send {MAX_VALUES} at most", field)
+    if num_values > max_values:
+        raise Refused(f"{subject} has {num_values} values: send {max_values} at most", field)
 
 
 def small_body(config: RunConfig, data: bytes, body_class: type[Any], translate: Translate) -> str:
@@ -581,15 +585,15 @@ def small_body(config: RunConfig, data: bytes, body_class: type[Any], translate:
 
 def body_of(small_text: str, body_class: type[Any]) -> Any:
     """Return the body that `small_body` has read; raise Refused for one that it has refused."""
-    facts = json.loads(small_text)
-    if "refusal" in facts:
-        raise Refused(*facts["refusal"])
-    return body_class.model_validate(facts["fields"])
+    content = json.loads(small_text)
+    if "refusal" in content:
+        raise Refused(*content["refusal"])
+    return body_class.model_validate(content["fields"])
 
 
-def _in_full(facts: Any) -> str:
+def _in_full(content: Any) -> str:
     """Return JSON without escapes of letters."""
-    return json.dumps(facts, ensure_ascii=False)
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _first_error(error: ValidationError) -> tuple[str, str]:

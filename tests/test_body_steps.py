@@ -235,9 +235,9 @@ def run_config(tmp_path_factory):
     return parse(["toy", f"template={template_path}"])
 
 
-def reading(target: Any, body: Any) -> tuple[bytes, Any, Any]:
+def reading(target: Any, content: Any) -> tuple[bytes, Any, Any]:
     """The arguments with which a server reads a body."""
-    data = (body if isinstance(body, str) else json.dumps(body)).encode()
+    data = (content if isinstance(content, str) else json.dumps(content)).encode()
     return (data, target, dict) if isinstance(target, type) else (data, Chat, target)
 
 
@@ -295,8 +295,8 @@ class CountedText(str):
 
     num_characters = 0
 
-    def find(self, part: str, *limits: int) -> int:  # type: ignore[override]
-        index = super().find(part, *limits)
+    def find(self, wanted: str, *limits: int) -> int:  # type: ignore[override]
+        index = super().find(wanted, *limits)
         self.num_characters += (len(self) if index < 0 else index) - sum(limits)
         return index
 

@@ -21,15 +21,15 @@ FIELDS = {"messages": user_says(), "input": "What is bread?", "prompt": "Bread i
           "max_output_tokens": 5, "temperature": 0}
 
 
-def without_ids(facts):
+def without_ids(answer):
     """An answer without what differs from one to the next."""
-    if isinstance(facts, list):
-        return [without_ids(value) for value in facts]
-    if not isinstance(facts, dict):
-        return facts
+    if isinstance(answer, list):
+        return [without_ids(value) for value in answer]
+    if not isinstance(answer, dict):
+        return answer
     changing = ("id", "created", "created_at", "prompt_tokens_details", "input_tokens_details",
                 "completion_tokens_details")
-    return {name: without_ids(value) for name, value in facts.items() if name not in changing}
+    return {name: without_ids(value) for name, value in answer.items() if name not in changing}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -77,10 +77,16 @@ def test_too_many_values_are_refused_wherever_they_are_but_a_prompt_may_have_man
             read_body(json.dumps(fields).encode(), Chat).choices(RunConfig(template="own"))
         assert refused.value.message.startswith(words)
         assert refused.value.message.endswith(f" values: send {MAX_VALUES} at most") and refused.value.status == 400
-    assert len(read_body(json.dumps({"prompt": many}).encode(), Completion).prompt) == MAX_VALUES
+
+    config = RunConfig(max_length=100)
+    assert read_body(json.dumps({"prompt": many}).encode(), Completion).choices(config)[0].prompt == many
+    with pytest.raises(Refused) as refused:
+        read_body(json.dumps({"prompt": many * 2}).encode(), Completion).choices(config)
+    assert refused.value.message == f"prompt has {2 * MAX_VALUES + 2} values: send {MAX_VALUES + 1600} at most"
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"maximum": float("inf"), "enum": [10 ** 30, -0.5, None, "\U0001f600"]}}}
+SCHEMA = {"type": "object", "properties": {
+    "a": {"maximum": float("inf"), "enum": [10 ** 30, -0.5, None, "\U0001f600"]}}}
 TOOLS = [{"type": "function", "function": {"name": "a", "parameters": SCHEMA}}]
 CALLS = [{"id": "b", "type": "function", "function": {"name": "a", "arguments": "{}"}}]
 COUNT = partial(dict, max_tokens=1)
@@ -102,8 +108,8 @@ COUNT = partial(dict, max_tokens=1)
     (Chat, responses.as_chat, {"input": "x", "max_output_tokens": 4, "text": {"format": {"type": "json_object"}}})])
 def test_a_body_that_another_process_has_read_is_the_same_body(run_config, body_class, translate, fields):  # noqa: F811
     data = json.dumps({**fields, "metadata": {"a": [1]}}).encode()
-    body = read_body(data, body_class, translate)
+    read_here = read_body(data, body_class, translate)
     small_text = small_body(run_config, data, body_class, translate)
     copied = body_of(small_text, body_class)
-    assert copied == body and "metadata" not in small_text
-    assert ("messages" in copied.model_fields_set) == ("messages" in body.model_fields_set)
+    assert copied == read_here and "metadata" not in small_text
+    assert ("messages" in copied.model_fields_set) == ("messages" in read_here.model_fields_set)
