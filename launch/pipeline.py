@@ -272,7 +272,8 @@ class Pipeline:
 
         With `logprobs=N` the answer has the target's log-probabilities of each token and of the N likeliest ones, with
         `prompt_logprobs=True` also those of the prompt. `guide` is a grammar that the answer follows
-        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`), or one that `grammar` has compiled.
+        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`), or one that `grammar` has compiled. With
+        `shows_marks` the text of GPT-OSS has its channels as the model writes them.
         """
         return self._generation(prompt, options, self.decoder.stream)
 
@@ -312,6 +313,7 @@ class Pipeline:
         num_logprobs: int | None = options.pop("logprobs", None)
         with_prompt_logprobs: bool = options.pop("prompt_logprobs", False)
         guide: Guide | Grammar | None = options.pop("guide", None)
+        shows_marks: bool = options.pop("shows_marks", False)
 
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: send requests inside its with")
@@ -330,7 +332,7 @@ class Pipeline:
             request, priority=priority, likeliest=num_logprobs, echo=with_prompt_logprobs, grammar=grammar)
 
         answer, token_stream = start_request(request)
-        answer_reader = AnswerReader(self.text, stops) if self.text else None
+        answer_reader = AnswerReader(self.text, stops, shows_marks) if self.text else None
         return Generation(answer, token_stream, answer_reader, self.rank.trace)
 
     def answer_config(self, options: Mapping[str, Any]) -> RunConfig:

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 from config.files import SURROGATE
 from config.run_config import is_template_file
 from config.schema.untrusted import Name, one_line, read_json, reason
+from model.markup import HARMONY, HARMONY_END, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -42,7 +43,8 @@ ROLES = ("system", "user", "assistant", "tool")  # of a message
 TURN_ENDS = (  # names of tokens that end an answer in every model that has them, whether or not its files list them
     "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
     "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>")
-PART_END, HARMONY = "<|end|>", "<|return|>"  # where GPT-OSS's format has the second, the first only ends a part
+PART_END = "<|end|>"  # where a format has channels, it only ends one of several messages
+SHOWN_THOUGHTS = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)  # as an answer in channels is shown
 ANSWER = "answer"  # a text in place of an answer, to find the token with which a template closes it
 BROKEN = "\ufffd"  # the decoded text of an incomplete character
 CONTEXT_TEXT = "a"  # decoded before a single token, since the first token of a text may lose its space
@@ -176,6 +178,7 @@ class Text:
         self._configs = [self._settings[name] for name in config_names if name in self._settings]
         vocab_size = self._configs[-1].get("vocab_size") if self._configs else None
         self._num_model_tokens = vocab_size if isinstance(vocab_size, int) else len(self.tokenizer)
+        self.has_channels = HARMONY_END in self.tokenizer.get_vocab()
 
     @property
     def remark(self) -> str:
@@ -225,7 +228,7 @@ class Text:
         # known by their names
         vocabulary = self.tokenizer.get_vocab()
         names = {name for name in (*TURN_ENDS, self._closing_token()) if name in vocabulary}
-        if HARMONY in vocabulary:
+        if self.has_channels:
             names.discard(PART_END)
 
         all_ids = {end_id for end_id in listed_ids if end_id is not None}
@@ -297,10 +300,11 @@ class Text:
 
     def _in_content_form(self, message: MessageDict) -> dict[str, Any]:
         """Return a message with its content as the template reads it: a text, or a list with one part."""
-        role = message["role"]
+        role, content = message["role"], message["content"]
         if role not in self._reads_parts:
             self._reads_parts[role] = self._tries_parts(role)
-        content = message["content"]
+        if role == "assistant" and self.has_channels:
+            content = SHOWN_THOUGHTS.sub("", content)
         return {**message, "content": as_parts(content) if self._reads_parts[role] else content}
 
     def _tries_parts(self, role: str) -> bool:
@@ -414,14 +418,18 @@ def _growth(rules: Mapping[str, Any]) -> int:
 
 
 def silent(tokenizer: Any) -> set[int]:
-    """Return the special tokens, which print nothing."""
-    added_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added_ids.union(tokenizer.all_special_ids)
+    """Return the special tokens, which print nothing, unless they mark calls or thoughts."""
+    added_tokens = tokenizer.added_tokens_decoder
+    special_ids = {token_id for token_id, token in added_tokens.items() if token.special}
+    special_ids.update(tokenizer.all_special_ids)
+    marks = shown_marks([token.content for token in added_tokens.values()])
+    return {token_id for token_id in special_ids if token_id not in added_tokens or
+            added_tokens[token_id].content not in marks}
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the exact text of these tokens, without the special ones."""
-    text: str = call_tokenizer(tokenizer.decode, ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """Return the exact text of these tokens, none of which is silent."""
+    text: str = call_tokenizer(tokenizer.decode, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 
 
@@ -469,10 +477,16 @@ class Stream:
 
 
 class AnswerReader:
-    """A reader of an answer's text up to the first stop text; a possible beginning of one is held back."""
+    """A reader of an answer's text up to the first stop text; a possible beginning of one is held back.
 
-    def __init__(self, text: Text, stop: Stops = "") -> None:
+    An answer in channels is its last one, after its thoughts in <think> as other families write them; but with
+    `shows_marks` it is as the model writes it.
+    """
+
+    def __init__(self, text: Text, stop: Stops = "", shows_marks: bool = False) -> None:
         self._stream = Stream(text.tokenizer)
+        self._channels = CallReader(HARMONY, {}) if text.has_channels and not shows_marks else None
+        self._in_thoughts = False  # whether thoughts are shown, and not ended yet
         stop_texts = [stop] if isinstance(stop, str) else stop
         self._stop_texts = [stop_text for stop_text in stop_texts if stop_text]
         self._pending = ""  # text that may begin a stop text
@@ -486,16 +500,27 @@ class AnswerReader:
 
     def read(self, tokens: Iterable[int]) -> str:
         """Return the text that these tokens add, or nothing after a stop text."""
-        return "" if self.stopped else self._take(self._stream.add(tokens))
+        return "" if self.stopped else self._shown(self._take(self._stream.add(tokens)))
 
     def finish(self) -> str:
         """Return the text that was held back, after the last token."""
-        if self.stopped:
-            return ""
-        piece = self._take(self._stream.finish()) + self._pending
-        self.text += self._pending
+        piece = "" if self.stopped else self._take(self._stream.finish()) + self._pending
         self._pending = ""
+        return self._shown(piece, is_last=True)
+
+    def _shown(self, piece: str, is_last: bool = False) -> str:
+        """Return the text to show for the next text of the model."""
+        if self._channels:
+            parts = [*self._channels.read(piece), *(self._channels.finish() if is_last else ())]
+            piece = "".join(map(self._shown_part, parts))
+        self.text += piece
         return piece
+
+    def _shown_part(self, part: Any) -> str:
+        is_thought = isinstance(part, Thought)
+        turn = {(False, True): "<think>", (True, False): "</think>\n\n"}.get((self._in_thoughts, is_thought), "")
+        self._in_thoughts = is_thought
+        return f"{turn}{part.text if is_thought else part}"
 
     def _take(self, piece: str) -> str:
         """Return the text that cannot belong to a stop text, up to the first stop text that is complete."""
@@ -508,9 +533,7 @@ class AnswerReader:
             num_clear_chars = len(pending) - self._num_begun_chars(pending)
             self._pending = pending[num_clear_chars:]
 
-        clear_text = pending[:num_clear_chars]
-        self.text += clear_text
-        return clear_text
+        return pending[:num_clear_chars]
 
     def _num_begun_chars(self, text: str) -> int:
         """Return the number of characters at the end of a text that may begin a stop text."""

@@ -8,9 +8,11 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
+from model.markup import AnswerPart, Thought
 from serve.engine import AnswerJob, Ended, Engine, Event
 from serve.protocol import Body, Choice, JsonObject, Refused
 from serve.text_chunks import Piece, Token
@@ -19,9 +21,10 @@ from serve.tools import CallPart, CallReader
 
 @dataclass
 class ContentBlock:
-    """A text with its tokens if they were requested, or the arguments of a tool call, which has a `tool_name`."""
+    """A text or thoughts with their tokens if requested, or the arguments of a tool call, which has a `tool_name`."""
 
     tool_name: str = ""
+    is_thoughts: bool = False
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -33,13 +36,19 @@ class ContentBlock:
 
 
 class ChoiceAnswer:
-    """One choice of an answer, as far as it is generated: texts and tool calls, in order."""
+    """One choice of an answer, as far as it is generated: thoughts, texts and tool calls, in order."""
 
-    def __init__(self, number: int, choice: Choice) -> None:
-        self.number, self.choice = number, choice
+    def __init__(self, number: int, job: AnswerJob) -> None:
+        self.number, self.choice, self._job = number, job.choice, job
         self.blocks: list[ContentBlock] = []
         self.end: Ended | None = None
-        self._call_reader = CallReader(choice.dialect) if choice.dialect else None
+        self._unsent_tokens: list[Token] = []  # of texts that are not read yet
+
+    @cached_property
+    def _reader(self) -> CallReader | None:
+        """The reader of the answer, created once its job has begun."""
+        dialect = self.choice.dialect
+        return CallReader(dialect, self.choice.tools, self._job.in_thoughts) if dialect else None
 
     @property
     def last_block(self) -> ContentBlock:
@@ -52,7 +61,11 @@ class ChoiceAnswer:
 
     @property
     def text(self) -> str:
-        return "".join(block.text for block in self.blocks if not block.tool_name)
+        return "".join(block.text for block in self.blocks if not block.tool_name and not block.is_thoughts)
+
+    @property
+    def thoughts(self) -> str:
+        return "".join(block.text for block in self.blocks if block.is_thoughts)
 
     @property
     def tokens(self) -> list[Token]:
@@ -71,16 +84,20 @@ class ChoiceAnswer:
         reason = self.end.finish_reason
         return "tool_calls" if reason == "stop" and self.call_blocks else reason
 
-    def parts(self, event: Piece | Ended) -> Iterator[Piece | CallPart]:
-        """Yield what an event adds: pieces of text, or parts of tool calls."""
-        if self._call_reader is None:
-            if isinstance(event, Piece):
-                yield event
-            return
+    def parts(self, event: Piece | Ended) -> Sequence[AnswerPart]:
+        """Return what an event adds: pieces of text and of thoughts, and parts of tool calls."""
+        if isinstance(event, Piece):
+            self._unsent_tokens += event.tokens
+        if self._reader:
+            return self._reader.read(event.text) if isinstance(event, Piece) else self._reader.finish()
+        return [event.text] if isinstance(event, Piece) else []
 
-        parts = self._call_reader.read(event.text) if isinstance(event, Piece) else self._call_reader.finish()
-        for part in parts:
-            yield Piece(part) if isinstance(part, str) else part
+    def piece_of(self, part: AnswerPart) -> Piece:
+        """Return a part of the answer as text, with the tokens up to it."""
+        if isinstance(part, CallPart):
+            return Piece(part.arguments)
+        tokens, self._unsent_tokens = self._unsent_tokens, []
+        return Piece(part.text if isinstance(part, Thought) else part, tokens)
 
 
 class AnswerForm(Reports):
@@ -93,7 +110,7 @@ class AnswerForm(Reports):
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         sends_snapshots = body.stream and body.flowspec_tree
         super().__init__(engine, [AnswerJob(choice, sends_snapshots=sends_snapshots) for choice in choices])
-        self.choice_answers = [ChoiceAnswer(number, choice) for number, choice in enumerate(choices)]
+        self.choice_answers = [ChoiceAnswer(number, job) for number, job in enumerate(self.jobs)]
         self.model, self.body = model, body
         self.id, self.created_at = secrets.token_hex(12), int(time.time())
 
@@ -173,16 +190,19 @@ class AnswerForm(Reports):
         blocks = answer.blocks
         for part in answer.parts(event):
             tool_name = part.name if isinstance(part, CallPart) else ""
+            is_thoughts = isinstance(part, Thought)
 
-            # a block begins with each call, and with the text after a call
-            is_text_after_call = blocks and blocks[-1].tool_name and isinstance(part, Piece)
-            if tool_name or not blocks or is_text_after_call:
-                if blocks:
+            # a block begins with each call, with thoughts, and with the text after these
+            last_block = blocks[-1] if blocks else None
+            continues_call = isinstance(part, CallPart) and not tool_name
+            continues_text = last_block and not last_block.tool_name and last_block.is_thoughts == is_thoughts
+            if tool_name or not (continues_call or continues_text):
+                if last_block:
                     yield self.block_stop(answer)
-                blocks.append(ContentBlock(tool_name))
+                blocks.append(ContentBlock(tool_name, is_thoughts))
                 yield self.block_start(answer)
 
-            piece = part if isinstance(part, Piece) else Piece(part.arguments)
+            piece = answer.piece_of(part)
             if piece.text:
                 answer.last_block.text += piece.text
                 answer.last_block.tokens += piece.tokens

@@ -99,6 +99,8 @@ class MessageAnswer(AnswerForm):
 
     def block_delta(self, answer: ChoiceAnswer, piece: Piece) -> bytes:
         delta = {"type": "text_delta", "text": piece.text}
+        if answer.last_block.is_thoughts:
+            delta = {"type": "thinking_delta", "thinking": piece.text}
         if answer.last_block.tool_name:
             delta = {"type": "input_json_delta", "partial_json": piece.text}
         return typed_event("content_block_delta", index=answer.block_index, delta=delta)
@@ -124,6 +126,8 @@ def _stop_facts(answer: ChoiceAnswer) -> JsonObject:
 
 def _content(block: ContentBlock) -> JsonObject:
     """Return a content block, as far as it is generated."""
+    if block.is_thoughts:
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
     if not block.tool_name:
         return {"type": "text", "text": block.text}
     try:

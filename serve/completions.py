@@ -93,12 +93,14 @@ class ChatAnswer(CompletionAnswer):
             message["content"] = answer.text or None
             message["tool_calls"] = [
                 tool_call(block.tool_name, block.text, block.call_id) for block in answer.call_blocks]
+        if answer.thoughts:
+            message["reasoning_content"] = answer.thoughts
         return {"message": message}
 
     def text_delta(self, answer: ChoiceAnswer, text: str) -> JsonObject:
         if answer.last_block.tool_name:
             return _call_delta(answer, {"function": {"arguments": text}})
-        return {"delta": {"content": text}}
+        return {"delta": {"reasoning_content" if answer.last_block.is_thoughts else "content": text}}
 
     def logprobs(self, tokens: Sequence[Token]) -> JsonObject:
         content = []

@@ -18,6 +18,7 @@ from config.failure import explain, guarded
 from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.pipeline import Generation, Pipeline
 from model.grammar import Grammar
+from model.markup import OPEN_THOUGHTS
 from pipeline.requests import Ring
 from serve.metrics import Metrics
 from serve.protocol import Choice, Refused
@@ -29,6 +30,7 @@ RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
 MAX_TRIES = 5  # to restart a pipeline
 PAUSE_SECONDS = 1.0  # seconds between two tries
 UNAVAILABLE = 503  # HTTP status if the pipeline is not available
+PROMPT_END_TOKENS = 16  # in which a template may begin the thoughts
 RETRY_SECONDS = 5  # until a client that comes too early may try again
 
 
@@ -58,10 +60,14 @@ class AnswerJob(Job):
     last_snapshot_at: float = 0.0
     pieces: Pieces | None = None  # of its text, once it has begun
     grammar: Grammar | None = None  # of its text, once it is compiled
+    in_thoughts: bool = False  # whether the prompt begins the thoughts; an answer in a grammar has none
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.prompt_ids)
-        return pipeline.submit(self.prompt_ids, **self.choice.options, guide=self.grammar)
+        if pipeline.text and not self.grammar:
+            prompt_end = pipeline.text.decode(self.prompt_ids[-PROMPT_END_TOKENS:])
+            self.in_thoughts = bool(OPEN_THOUGHTS.search(prompt_end))
+        return pipeline.submit(self.prompt_ids, **self.choice.options, guide=self.grammar, shows_marks=True)
 
     def events(self, text: str) -> Iterable[Event]:
         assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"

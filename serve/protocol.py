@@ -73,8 +73,8 @@ class Choice(NamedTuple):
 
     `field` is the field of the prompt, `variables` are those of the template in addition to the messages, and `echo` is
     whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` the field of that.
-    `dialect` is the format of tool calls in the answer, None if it cannot have any. A `prompt_only` answer ends with
-    the prompt.
+    `dialect` is the format of thoughts and tool calls in the answer, None if it cannot have any, and `tools` are the
+    schemas of the tools that it may call. A `prompt_only` answer ends with the prompt.
     """
 
     prompt: Prompt
@@ -86,6 +86,7 @@ class Choice(NamedTuple):
     guide: Guide | None = None
     guided_by: str = ""
     dialect: CallFormat | None = None
+    tools: Mapping[str, JsonObject] = {}
     prompt_only: bool = False
 
     @property
@@ -437,11 +438,9 @@ class Chat(Body):
         return {} if self.tool_choice == "none" else schemas
 
     def _call_format(self, config: RunConfig) -> CallFormat | None:
-        """Return the format of tool calls in the answer, None if it cannot have any."""
-        if not self.callable_schemas:
-            return None
+        """Return the format of thoughts and tool calls in the answer, None if it cannot have any."""
         call_format = _call_format_of(config.first_folder, config.chat_template) if config.uses_jinja else None
-        if call_format is None:
+        if self.callable_schemas and not (call_format and call_format.has_calls):
             raise Refused("tools is not supported, since this model's template does not support them: leave it out, "
                           "or serve with template=FILE, a template that does", "tools",
                           "unsupported_parameter")
@@ -457,13 +456,17 @@ class Chat(Body):
 
         self._check_variables(config)
         call_format, variables = self._call_format(config), self.chat_template_kwargs
-        if call_format:
+        if self.callable_schemas:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
-        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=call_format)
+        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=call_format,
+                        tools=self.callable_schemas)
 
         if call_format and self.must_call:
             allows_several = self.parallel_tool_calls and self.tool_choice == "required"
             guide = calls_of(self.callable_schemas, call_format, allows_several)
+            if guide is None:
+                raise Refused("tool_choice cannot force a call in the format of this model, whose arguments are not "
+                              "JSON: send auto", "tool_choice", "unsupported_parameter")
             choice = choice._replace(guide=guide, guided_by="tools")
         return [choice]
 

@@ -106,11 +106,14 @@ class ResponseAnswer(AnswerForm):
 
         item["content"] = []
         item_event = self._event("output_item.added", output_index=answer.block_index, item=item)
-        return item_event + self._block_event("content_part.added", answer, content_index=0, part=_text_part(""))
+        empty_part = _text_part(ContentBlock(is_thoughts=answer.last_block.is_thoughts))
+        return item_event + self._block_event("content_part.added", answer, content_index=0, part=empty_part)
 
     def block_delta(self, answer: ChoiceAnswer, piece: Piece) -> bytes:
         if answer.last_block.tool_name:
             return self._block_event("function_call_arguments.delta", answer, delta=piece.text)
+        if answer.last_block.is_thoughts:
+            return self._block_event("reasoning_text.delta", answer, content_index=0, delta=piece.text)
         return self._block_event("output_text.delta", answer, content_index=0, delta=piece.text, logprobs=[])
 
     def block_stop(self, answer: ChoiceAnswer) -> bytes:
@@ -119,8 +122,9 @@ class ResponseAnswer(AnswerForm):
             events = self._block_event(
                 "function_call_arguments.done", answer, name=block.tool_name, arguments=block.text)
         else:
-            events = self._block_event("output_text.done", answer, content_index=0, text=block.text, logprobs=[])
-            events += self._block_event("content_part.done", answer, content_index=0, part=_text_part(block.text))
+            kind, extra = ("reasoning_text", {}) if block.is_thoughts else ("output_text", {"logprobs": []})
+            events = self._block_event(f"{kind}.done", answer, content_index=0, text=block.text, **extra)
+            events += self._block_event("content_part.done", answer, content_index=0, part=_text_part(block))
 
         item = _output_item(block, _final_status(answer))
         return events + self._event("output_item.done", output_index=answer.block_index, item=item)
@@ -142,7 +146,7 @@ class ResponseAnswer(AnswerForm):
 
 
 def _item_id(block: ContentBlock) -> str:
-    return f"{'fc' if block.tool_name else 'msg'}_{block.id}"
+    return f"{'fc' if block.tool_name else 'rs' if block.is_thoughts else 'msg'}_{block.id}"
 
 
 def _final_status(answer: ChoiceAnswer) -> str:
@@ -150,8 +154,10 @@ def _final_status(answer: ChoiceAnswer) -> str:
     return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
-def _text_part(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(block: ContentBlock) -> JsonObject:
+    if block.is_thoughts:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
 
 def _output_item(block: ContentBlock, status: str) -> JsonObject:
@@ -159,5 +165,8 @@ def _output_item(block: ContentBlock, status: str) -> JsonObject:
     if block.tool_name:
         return {"type": "function_call", "id": _item_id(block), "call_id": block.call_id, "name": block.tool_name,
                 "arguments": block.text, "status": status}
+    if block.is_thoughts:
+        return {"type": "reasoning", "id": _item_id(block), "summary": [], "status": status,
+                "content": [_text_part(block)]}
     return {"type": "message", "id": _item_id(block), "role": "assistant", "status": status,
-            "content": [_text_part(block.text)]}
+            "content": [_text_part(block)]}

@@ -1,0 +1,477 @@
+"""How families of models mark thoughts and calls of tools in their answers: one table, and a reader of answers.
+
+A family is a row of FORMATS: the words of its template by which it is recognised, patterns of its calls, and one of the
+functions that read a call. Only a format's own marks with the name of an offered tool are a call; all else stays text.
+Patterns are those of the package regex, which can say that a text may yet match. NAMES stands for the tools' names.
+"""
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from importlib import import_module
+from itertools import takewhile
+from typing import Any, Callable, Collection, Generator, Mapping, NamedTuple, Optional, Union
+
+ANY_NAME = r'[^\s"\\{}<>\[\]()|]+'  # where tools are not known
+NEVER = "(?!)"
+THOUGHTS_BEGIN, THOUGHTS_END = r"(?P<thoughts><think>|\[THINK\])", r"\s*(?:</think>|\[/THINK\])"
+OPEN_THOUGHTS = re.compile(r"(?:<think>|\[THINK\])\s*\Z")  # at the end of a prompt
+OBJECT_HEAD = r'\s*\{\s*"name"\s*:\s*"(?P<name>NAMES)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+CALL_KEYS = r'(?=\{\s*"(?:name|arguments|parameters|type|function|id)"\s*:)'  # the first one of a call
+PYTHON_WORDS = {"True": True, "False": False, "None": None}  # some templates show values as Python writes them
+JSON_TYPES: Mapping[type, tuple[str, ...]] = {
+    str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), list: ("array",),
+    dict: ("object",), type(None): ("null",)}
+Schemas = Mapping[str, Any]  # of the arguments of tools, by the names of the tools
+
+
+class CallPart(NamedTuple):
+    """A part of a call: first its name, then pieces of the JSON of its arguments."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class Thought(NamedTuple):
+    """A piece of the thoughts before an answer."""
+
+    text: str
+
+
+AnswerPart = Union[str, CallPart, Thought]  # a string is text of the answer itself
+AnswerParts = Generator[Optional[AnswerPart], None, Any]  # None: more text is needed
+
+
+class CallText(NamedTuple):
+    """How a family writes calls: texts before all, between two and after all, and a call's up to and after arguments.
+
+    `call` has the tool's name as NAME, and in JSON as "NAME". Without `between` there is one call only.
+    """
+
+    call: str
+    call_end: str = ""
+    before: str = ""
+    between: str = ""
+    after: str = ""
+
+
+class CallFormat(NamedTuple):
+    """A family's format of calls; the fields that are texts are patterns.
+
+    A pattern must not end in what may be missing, since it would match before that comes.
+    """
+
+    template_mark: str  # in the templates of the family
+    marks: tuple[str, ...]  # texts of its format, which an answer shows even if they are special tokens
+    opening: str  # what begins a call, or several
+    read: Callable[[CallReader, Any], AnswerParts]  # reads what follows a match of `opening`
+    head: str = OBJECT_HEAD  # of a call, up to its arguments
+    closings: tuple[str, ...] = ()  # what may stand after a call, in this order
+    bare_opening: str = NEVER  # what begins a call at the beginning of an answer, too
+    pair_name: str = NEVER  # of an argument outside JSON ...
+    pair_ends: tuple[str, str] = (NEVER, NEVER)  # ... and what stands before and after its value
+    text: CallText | None = None  # None: no grammar writes this format
+    also: tuple[CallFormat, ...] = ()  # formats with the same mark
+
+    @property
+    def has_calls(self) -> bool:
+        return self.opening != NEVER
+
+
+class Braces:
+    """A counter of open braces in an object that arrives in pieces; braces in strings do not count."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._in_string = self._after_backslash = False  # whether the next letter is in a string, or after a backslash
+
+    def end(self, text: str) -> int:
+        """Return where the object ends in the text that follows; -1 if it does not end there."""
+        for end, letter in enumerate(text, 1):
+            if self._after_backslash or letter == "\\":
+                self._after_backslash = not self._after_backslash
+            elif letter == '"':
+                self._in_string = not self._in_string
+            elif letter in "{}" and not self._in_string:
+                self._depth += 1 if letter == "{" else -1
+                if not self._depth:
+                    return end
+        return -1
+
+
+# --- the reader -------------------------------------------------------------------------------------------------------
+
+class CallReader:
+    """A parser of an answer's text as it arrives: text, thoughts, and of a call first the name, then its arguments.
+
+    Without `schemas` any name is a tool's. `in_thoughts` is whether the prompt has begun the thoughts.
+    """
+
+    def __init__(self, call_format: CallFormat | None, schemas: Schemas | None = None, in_thoughts: bool = False
+                 ) -> None:
+        self.format = call_format or THINKING
+        self.schemas = schemas
+        self.unread = ""
+        self.is_complete = False  # whether nothing follows the unread text
+        self._in_thoughts = in_thoughts
+        self._blanks = ""  # held back: they belong to a text if one follows
+        self._holds_blanks, self._drops_blanks = True, False
+        self._has_parts = self.line_has_text = False  # whether there are parts so far; whether the last line has text
+        self._part_iterator = self._all_parts()
+
+    def read(self, text: str) -> list[AnswerPart]:
+        """Return the parts that are certain once this text follows."""
+        self.unread += text
+        return [part for part in takewhile(bool, self._part_iterator) if part]
+
+    def finish(self) -> list[AnswerPart]:
+        """Return the last parts; the beginning of what might have become a call is text."""
+        self.is_complete = True
+        return [part for part in self._part_iterator if part]
+
+    def take(self, size: int) -> str:
+        """Remove the first `size` characters of the unread text, and return them."""
+        piece, self.unread = self.unread[:size], self.unread[size:]
+        return piece
+
+    def matched(self, pattern: str) -> Generator[None, None, Any]:
+        """Take a match at the beginning of the unread text, and return it; None if there is none."""
+        compiled = self.compiled(pattern)
+        while (match := compiled.match(self.unread, partial=not self.is_complete)) and match.partial:
+            yield None
+        if match:
+            self.take(match.end())
+        return match
+
+    def text_parts(self, size: int) -> AnswerParts:
+        """Yield the first `size` characters of the unread text, unless they are blanks to hold back."""
+        self._blanks += self.take(size)
+        if not self._blanks or (self._holds_blanks and not self._blanks.strip()):
+            return
+
+        piece = self._blanks.lstrip() if self._drops_blanks else self._blanks
+        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = "", False, False, True
+        line = piece.rpartition("\n")[2]
+        self.line_has_text = bool(line.strip()) or (self.line_has_text and line == piece)
+        yield piece
+
+    def thought_parts(self, end_pattern: str = THOUGHTS_END) -> AnswerParts:
+        """Yield thoughts up to their end, without blanks around them; the blanks after them are no text, either."""
+        end, has_begun = None, False
+        while not end or end.partial:
+            end = self.compiled(end_pattern).search(self.unread, partial=not self.is_complete)
+            piece = self.take(end.start() if end else len(self.unread))
+            thought = piece if has_begun else piece.lstrip()
+            if thought:
+                has_begun = True
+                yield Thought(thought)
+            if end and not end.partial:
+                self.take(end.end() - end.start())
+            elif self.is_complete:
+                break
+            else:
+                yield None
+        self.end_block(drops_blanks=True)
+
+    def argument_parts(self) -> AnswerParts:
+        """Yield the arguments of a call, an object in JSON, up to its closing brace."""
+        braces = Braces()
+        while (object_end := braces.end(self.unread)) < 0 and not self.is_complete:
+            if self.unread:
+                yield CallPart(arguments=self.take(len(self.unread)))
+            yield None
+        if self.unread:
+            yield CallPart(arguments=self.take(object_end if object_end >= 0 else len(self.unread)))
+
+    def closing_parts(self) -> AnswerParts:
+        """Skip what closes a call, and return whether there is such a text."""
+        is_closed = False
+        for pattern in self.format.closings:
+            closing = yield from self.matched(pattern)
+            is_closed = is_closed or bool(closing)
+        self.end_block()
+        return is_closed
+
+    def end_block(self, drops_blanks: bool = False) -> None:
+        """Note the end of a call or of thoughts: blanks around it are no text."""
+        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = "", True, drops_blanks, True
+        self.line_has_text = False
+
+    def compiled(self, pattern: str) -> Any:
+        names = ANY_NAME if self.schemas is None else "|".join(map(re.escape, self.schemas)) or NEVER
+        return compiled(pattern.replace("NAMES", names))
+
+    def _all_parts(self) -> AnswerParts:
+        if self._in_thoughts:
+            yield from self.thought_parts()
+        bare_opening = yield from self.matched(self.format.bare_opening)
+        if bare_opening:
+            yield from self.format.read(self, bare_opening)
+
+        formats = (self.format, *self.format.also)
+        openings = self.compiled("|".join([THOUGHTS_BEGIN, *(call_format.opening for call_format in formats)]))
+        while self.unread or not self.is_complete:
+            opening = openings.search(self.unread, partial=not self.is_complete)
+            yield from self.text_parts(opening.start() if opening else len(self.unread))
+            if not opening or opening.partial:
+                if not self.is_complete:
+                    yield None
+                continue
+
+            size = opening.end() - opening.start()
+            if not opening["thoughts"]:
+                self.format = next(row for row in formats if self.compiled(row.opening).match(self.unread))
+                self.take(size)
+                yield from self.format.read(self, opening)
+            elif self.line_has_text:  # thoughts are only mentioned
+                yield from self.text_parts(size)
+            else:
+                self.take(size)
+                yield from self.thought_parts()
+        if not self._has_parts and self._blanks:
+            yield self._blanks
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """Return a compiled pattern of the package regex, which comes with transformers."""
+    return import_module("regex").compile(pattern, import_module("regex").DOTALL)
+
+
+# --- calls, one function for each way of writing them -----------------------------------------------------------------
+
+def object_calls(reader: CallReader, opening: Any) -> AnswerParts:
+    """Read calls that are JSON objects with a name and arguments, one after another or in a list."""
+    before_object = opening[0]
+    while True:
+        head = yield from reader.matched(reader.format.head)
+        if head:
+            yield CallPart(head["name"])
+            yield from reader.argument_parts()
+            yield from _skipped_object_end(reader)
+        elif not (yield from _whole_object(reader, before_object)):
+            return
+
+        is_closed = yield from reader.closing_parts()
+        between = None if is_closed else (yield from reader.matched(r"[\s,;]*(?=\{)"))
+        if not between:
+            return
+        before_object = between[0]
+
+
+def _skipped_object_end(reader: CallReader) -> AnswerParts:
+    """Skip what follows the arguments in the object of a call, such as an id."""
+    other_keys = yield from reader.matched(r'\s*(?:\}|,\s*(?="))')
+    if not other_keys or other_keys[0].endswith("}"):
+        return
+    braces = Braces(depth=1)
+    while (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
+        reader.take(len(reader.unread))
+        yield None
+    reader.take(object_end if object_end >= 0 else len(reader.unread))
+
+
+def _whole_object(reader: CallReader, before_object: str) -> AnswerParts:
+    """Read an object with other keys, or in another order, and return whether it is a call; if not, yield its text."""
+    begins_call = yield from reader.matched(CALL_KEYS)
+    braces, object_text, object_end = Braces(), "", 0
+    while begins_call and (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
+        object_text += reader.take(len(reader.unread))
+        yield None
+    object_text += reader.take(object_end if object_end >= 0 else len(reader.unread))
+
+    name, arguments = _named_call(object_text, has_mark=bool(before_object.strip("\n ,;[")))
+    is_offered = bool(name) and (reader.schemas is None or name in reader.schemas)
+    if is_offered:
+        yield CallPart(name)
+        yield CallPart(arguments=arguments)
+    else:
+        reader.unread = before_object + object_text + reader.unread
+        yield from reader.text_parts(len(before_object) + len(object_text))
+    return is_offered
+
+
+def _named_call(object_text: str, has_mark: bool) -> tuple[str, str]:
+    """Return the name and the arguments of a call in an object; an empty name if it is no call.
+
+    Arguments may be a text with JSON; after a mark they may be missing.
+    """
+    try:
+        call = json.loads(object_text)
+        call = call.get("function", call) if isinstance(call.get("function", ""), dict) else call
+        missing = {} if has_mark else None
+        arguments = call.get("arguments", call.get("parameters", missing))
+        if arguments is None and {"arguments", "parameters"} & call.keys():
+            arguments = {}
+        if isinstance(arguments, str):
+            is_object, argument_text = isinstance(json.loads(arguments), dict), arguments
+        else:
+            is_object, argument_text = isinstance(arguments, dict), json.dumps(arguments)
+        name = call["name"]
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return "", ""
+    return (name, argument_text) if is_object and isinstance(name, str) else ("", "")
+
+
+def named_call(reader: CallReader, opening: Any) -> AnswerParts:
+    """Read the arguments of a call, an object in JSON, after the tool's name."""
+    yield CallPart(opening["name"])
+    yield from reader.argument_parts()
+    yield from reader.closing_parts()
+
+
+def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
+    """Read the arguments of a call, each as its name and its value, which is a text or JSON."""
+    yield CallPart(opening["name"])
+    schemas = (reader.schemas or {}).get(opening["name"]) or {}
+    properties = schemas.get("properties") if isinstance(schemas, dict) else None
+    before_pair = "{"
+
+    while pair := (yield from reader.matched(reader.format.pair_name)):
+        value_begin, value_end = reader.format.pair_ends
+        yield from reader.matched(value_begin)
+        value_size = yield from _size_before(reader, value_end)
+        value_text = reader.take(len(reader.unread) if value_size is None else value_size)
+        name = pair["key"].strip()
+        yield CallPart(arguments=f"{before_pair}{_json(name)}: ")
+        if value_size is None:  # the answer is cut off here
+            yield CallPart(arguments=_json(value_text)[:-1])
+            return
+
+        yield from reader.matched(value_end)
+        schema = properties.get(name) if isinstance(properties, dict) else None
+        yield CallPart(arguments=_json(_value(value_text, schema)))
+        before_pair = ", "
+
+    is_closed = yield from reader.closing_parts()
+    if is_closed or reader.unread.strip():
+        yield CallPart(arguments="{}" if before_pair == "{" else "}")
+
+
+def _size_before(reader: CallReader, pattern: str) -> AnswerParts:
+    """Wait for a match in the unread text, and return its beginning; None if it does not come."""
+    begin = 0
+    while True:
+        match = compiled(pattern).search(reader.unread, begin, partial=not reader.is_complete)
+        if match and not match.partial:
+            return match.start()
+        if reader.is_complete:
+            return None
+        begin = match.start() if match else len(reader.unread)
+        yield None
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Return an argument's value: JSON of a type that its schema allows, or else the text."""
+    types = schema.get("type") if isinstance(schema, dict) else None
+    allowed = [types] if isinstance(types, str) else types
+    try:
+        value = PYTHON_WORDS[text.strip()] if text.strip() in PYTHON_WORDS else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    is_allowed = not isinstance(allowed, list) or any(name in allowed for name in JSON_TYPES[type(value)])
+    return value if is_allowed and not isinstance(value, str) else text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def channel_message(reader: CallReader, opening: Any) -> AnswerParts:
+    """Read a message of GPT-OSS's format, whose header names a channel, and for a call a recipient."""
+    header = opening[0]
+    if HEADER_END not in header:  # the end of a message
+        return
+
+    channel = CHANNEL_NAME.search(header)
+    recipient = reader.compiled(RECIPIENT).search(header)
+    if recipient and (yield from reader.matched(r"\s*(?=\{)")):
+        yield CallPart(recipient["name"])
+        yield from reader.argument_parts()
+        reader.end_block()
+    elif channel and channel[1] == "analysis":
+        yield from reader.thought_parts(rf"\s*(?:{MESSAGE_END})")
+    else:
+        before_text = header if "to=" in header else "\n\n" * reader.line_has_text
+        reader.unread = before_text + reader.unread
+        yield from reader.text_parts(len(before_text))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+HEADER_END, HARMONY_END = "<|message|>", "<|return|>"
+MESSAGE_END = r"<\|end\|>|(?=<\|start\|>|<\|channel\|>)"
+HEADER_REST = r"(?:<\|constrain\|>[^<]*)?<\|message\|>"
+CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+RECIPIENT = r"\bto=functions\.(?P<name>NAMES)(?=[\s<])"
+HARMONY = CallFormat(
+    r"<\|channel\|>", ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "<|end|>"),
+    rf"(?:<\|start\|>[^<]*(?:<\|channel\|>[^<]*)?|<\|channel\|>[^<]*){HEADER_REST}|<\|end\|>", channel_message,
+    bare_opening=rf"\s*to=[^<]*<\|channel\|>[^<]*{HEADER_REST}",
+    text=CallText("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"))
+DEEPSEEK = CallFormat(
+    "<｜tool▁call", ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+                    "<｜tool▁calls▁end｜>"),
+    r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:\w*<｜tool▁sep｜>)?(?P<name>NAMES)(?:<｜tool▁sep｜>)?\s*"
+    r"(?:```(?:json)?\s*)?(?=\{)", named_call,
+    closings=(r"\s*```", r"\s*<｜tool▁call▁end｜>", r"\s*<｜tool▁calls▁end｜>"),
+    text=CallText("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n", "\n```<｜tool▁call▁end｜>",
+                  "<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"))
+GLM = CallFormat(
+    "<arg_key>", ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    r"<tool_call>\s*(?P<name>NAMES)\s*(?=<arg_key>|</tool_call>)", paired_call,
+    closings=(r"\s*</tool_call>",), pair_name=r"\s*<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
+    pair_ends=(NEVER, "</arg_value>"))
+QWEN_CODER = CallFormat(
+    "<function=", ("<tool_call>", "</tool_call>"), r"(?:<tool_call>\s*)?<function=(?P<name>NAMES)>", paired_call,
+    closings=(r"\s*</function>", r"\s*</tool_call>"), pair_name=r"\s*<parameter=(?P<key>[^>]*)>",
+    pair_ends=(r"\n", r"\n?</parameter>"))
+GRANITE = CallFormat(
+    r"<\|tool_call\|>", ("<|tool_call|>",), r"<\|tool_call\|>\s*\[?\s*(?=\{)", object_calls,
+    closings=(r"\s*\]", r"\s*<\|/tool_call\|>"), bare_opening=r"\s*\[\s*(?=\{)",
+    text=CallText('{"name": "NAME", "arguments": ', "}", "<|tool_call|>[", ", ", "]"))
+PHI = GRANITE._replace(
+    template_mark=r"<\|/?tool\|>", marks=("<|tool_call|>", "<|/tool_call|>"),
+    opening=r"(?:<\|tool_call\|>|functools)\s*\[?\s*(?=\{)", bare_opening=NEVER,
+    text=CallText('{"name": "NAME", "arguments": ', "}", "<|tool_call|>[", ", ", "]<|/tool_call|>"))
+MISTRAL_NAMED = CallFormat(
+    r"\[ARGS\]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    r"\[TOOL_CALLS\]\s*(?P<name>NAMES)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)", named_call,
+    text=CallText("[TOOL_CALLS]NAME[ARGS]", between=" "))
+MISTRAL = CallFormat(
+    r"\[TOOL_CALLS\]", MISTRAL_NAMED.marks, r"\[TOOL_CALLS\]\s*\[?\s*(?=\{)", object_calls, closings=(r"\s*\]",),
+    text=CallText('{"name": "NAME", "arguments": ', "}", "[TOOL_CALLS][", ", ", "]"))
+HERMES = CallFormat(
+    "<tool_call>", ("<tool_call>", "</tool_call>"), r"<tool_call>\s*\[?\s*(?=\{)", object_calls,
+    closings=(r"\s*\]", r"\s*</tool_call>"),
+    text=CallText('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"),
+    also=(GLM, QWEN_CODER))
+LLAMA = CallFormat(
+    r'<\|python_tag\|>|"parameters"\s*:', ("<|python_tag|>",), r"<\|python_tag\|>\s*(?=\{)", object_calls,
+    bare_opening=r"\s*(?:<\|python_tag\|>\s*)?(?=\{)",
+    text=CallText('{"name": "NAME", "parameters": ', "}", between="; "))
+GLM4 = CallFormat(
+    r"<\|observation\|>", (), r"\n(?P<name>NAMES)\n(?=\{)", named_call, bare_opening=r"\s*(?P<name>NAMES)\n(?=\{)",
+    text=CallText("NAME\n"))
+THINKING = CallFormat(r"</?think>|\[THINK\]", ("<think>", "</think>"), NEVER, named_call)  # only thoughts
+FORMATS = (  # the first that a template fits
+    HARMONY, DEEPSEEK, GLM, QWEN_CODER, PHI, GRANITE, MISTRAL_NAMED, MISTRAL, HERMES, LLAMA, GLM4, THINKING)
+
+
+def dialect_of(template: str) -> CallFormat | None:
+    """Return the format of a template's calls and thoughts; None if it has neither."""
+    for call_format in FORMATS:
+        needs_tools = call_format.has_calls and call_format is not HARMONY
+        if re.search(call_format.template_mark, template) and ("tools" in template or not needs_tools):
+            return call_format
+    return None
+
+
+def shown_marks(names: Collection[str]) -> set[str]:
+    """Return which of a tokenizer's added tokens are marks of a format that it has, so that an answer shows them."""
+    marks: set[str] = set()
+    for call_format in FORMATS:
+        if not {*names}.isdisjoint(call_format.marks[:1]):
+            marks.update(call_format.marks)
+    return marks.intersection(names)
