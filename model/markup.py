@@ -72,6 +72,7 @@ class CallFormat(NamedTuple):
     pair_name: str = NEVER  # of an argument outside JSON ...
     pair_ends: tuple[str, str] = (NEVER, NEVER)  # ... and what stands before and after its value
     text: CallText | None = None  # None: no grammar writes this format
+    has_system_tools: bool = False  # whether templates read the tools from the system message
     also: tuple[CallFormat, ...] = ()  # formats with the same mark
 
     @property
@@ -300,18 +301,14 @@ def _named_call(object_text: str, has_mark: bool) -> tuple[str, str]:
     try:
         call = json.loads(object_text)
         call = call.get("function", call) if isinstance(call.get("function", ""), dict) else call
-        missing = {} if has_mark else None
-        arguments = call.get("arguments", call.get("parameters", missing))
-        if arguments is None and {"arguments", "parameters"} & call.keys():
+        name, arguments = call["name"], call.get("arguments", call.get("parameters"))
+        if arguments is None and (has_mark or {"arguments", "parameters"} & call.keys()):
             arguments = {}
-        if isinstance(arguments, str):
-            is_object, argument_text = isinstance(json.loads(arguments), dict), arguments
-        else:
-            is_object, argument_text = isinstance(arguments, dict), json.dumps(arguments)
-        name = call["name"]
+        argument_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        is_call = isinstance(name, str) and isinstance(json.loads(argument_text), dict)
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return "", ""
-    return (name, argument_text) if is_object and isinstance(name, str) else ("", "")
+    return (name, argument_text) if is_call else ("", "")
 
 
 def named_call(reader: CallReader, opening: Any) -> AnswerParts:
@@ -434,7 +431,8 @@ GRANITE = CallFormat(
 PHI = GRANITE._replace(
     template_mark=r"<\|/?tool\|>", marks=("<|tool_call|>", "<|/tool_call|>"),
     opening=r"(?:<\|tool_call\|>|functools)\s*\[?\s*(?=\{)", bare_opening=NEVER,
-    text=CallText('{"name": "NAME", "arguments": ', "}", "<|tool_call|>[", ", ", "]<|/tool_call|>"))
+    text=CallText('{"name": "NAME", "arguments": ', "}", "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    has_system_tools=True)
 MISTRAL_NAMED = CallFormat(
     r"\[ARGS\]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
     r"\[TOOL_CALLS\]\s*(?P<name>NAMES)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)", named_call,

@@ -27,7 +27,7 @@ from model.grammar import Guide
 from model.schema_ranges import values_in
 from model.text import own_template, taken_variables
 from serve.fields import unsupported_field
-from serve.tools import CallFormat, calls_of, dialect_of
+from serve.tools import CallFormat, calls_of, dialect_of, with_system_tools
 
 MAX_CHOICES = 16  # of one request: prompts times n
 MAX_STOP_TEXTS = 4
@@ -458,6 +458,8 @@ class Chat(Body):
         call_format, variables = self._call_format(config), self.chat_template_kwargs
         if self.callable_schemas:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
+            if call_format and call_format.has_system_tools:
+                messages = with_system_tools(messages, variables["tools"])
         choice = Choice(messages, config.template, field="messages", variables=variables, dialect=call_format,
                         tools=self.callable_schemas)
 

@@ -122,9 +122,10 @@ class ResponseAnswer(AnswerForm):
             events = self._block_event(
                 "function_call_arguments.done", answer, name=block.tool_name, arguments=block.text)
         else:
-            kind, extra = ("reasoning_text", {}) if block.is_thoughts else ("output_text", {"logprobs": []})
-            events = self._block_event(f"{kind}.done", answer, content_index=0, text=block.text, **extra)
-            events += self._block_event("content_part.done", answer, content_index=0, part=_text_part(block))
+            text_part = _text_part(block)
+            kind, logprobs = text_part["type"], {} if block.is_thoughts else {"logprobs": []}
+            events = self._block_event(f"{kind}.done", answer, content_index=0, text=block.text, **logprobs)
+            events += self._block_event("content_part.done", answer, content_index=0, part=text_part)
 
         item = _output_item(block, _final_status(answer))
         return events + self._event("output_item.done", output_index=answer.block_index, item=item)

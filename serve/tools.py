@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 from model.grammar import FORM, Guide
 from model.markup import HERMES, CallFormat, CallPart, CallReader, dialect_of
 
-__all__ = ["HERMES", "CallFormat", "CallPart", "CallReader", "calls_of", "dialect_of"]
+__all__ = ["HERMES", "CallFormat", "CallPart", "CallReader", "calls_of", "dialect_of", "with_system_tools"]
+JsonMessage = Dict[str, Any]
 MAX_CALLS = 8  # largest number in one answer, if a grammar forces calls
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 NAME = "NAME"  # in the text of a call
@@ -35,6 +36,14 @@ def calls_of(functions: Mapping[str, Mapping[str, Any]], call_format: CallFormat
         rules += [f"call_{number}: {head} arguments_{number} {_quoted(call_text.call_end)}",
                   f"arguments_{number}: %json {json.dumps(_argument_schema(schema))}"]
     return Guide("lark", "\n".join(rules))
+
+
+def with_system_tools(messages: Sequence[JsonMessage], tools: Sequence[JsonMessage]) -> list[JsonMessage]:
+    """Return a chat's messages with the tools in the system message, where the template of Phi-4-mini reads them."""
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    system_message = messages[0] if has_system else {"role": "system", "content": ""}
+    functions = [tool["function"] for tool in tools]
+    return [{**system_message, "tools": json.dumps(functions)}, *messages[has_system:]]
 
 
 def _quoted(text: str) -> str:

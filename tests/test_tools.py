@@ -94,7 +94,8 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (LLAMA, f" {LLAMAS}; {LLAMAS}", "", "", [CALL, CALL]), (LLAMA, f"<|python_tag|>{LLAMAS}", "", "", [CALL]),
     (LLAMA, f"I look.<|python_tag|>{LLAMAS}", "", "I look.", [CALL]),
     (LLAMA, '<|python_tag|>search.call(query="x")', "", '<|python_tag|>search.call(query="x")', []),
-    (LLAMA, 'See {"name": 1}', "", 'See {"name": 1}', []), (LLAMA, '{"answer": "}"} yes', "", '{"answer": "}"} yes', []),
+    (LLAMA, 'See {"name": 1}', "", 'See {"name": 1}', []),
+    (LLAMA, '{"answer": "}"} yes', "", '{"answer": "}"} yes', []),
     (LLAMA, ANSWER, "", ANSWER, []), (LLAMA, '{"name": "add"}', "", '{"name": "add"}', []),
     (LLAMA, f"{ANSWER}; {ANSWER}", "", f"{ANSWER}; {ANSWER}", []), (LLAMA, OTHER, "", OTHER, []),
     (LLAMA, '{"name": "Ada", "parameters": {"a": 1}}', "", '{"name": "Ada", "parameters": {"a": 1}}', []),
@@ -115,8 +116,7 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (MISTRAL_NAMED, '[TOOL_CALLS]adder[ARGS]{"a": 1}', "", '[TOOL_CALLS]adder[ARGS]{"a": 1}', []),
     (DEEPSEEK, f"<think>{DRAFT}</think>I add.<｜tool▁calls▁begin｜>{R1_ADD}\n{R1_DONE}<｜tool▁calls▁end｜>", DRAFT,
      "I add.", [ADDED, DONE]),
-    (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>no-op<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", "",
-     [DONE]),
+    (DEEPSEEK, "<｜tool▁call▁begin｜>no-op<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", "", [DONE]),
     (DEEPSEEK, R1_ADD.replace("add", "sub"), "", R1_ADD.replace("add", "sub"), []),
     # arguments as texts
     (GLM, f"Now.\n{GLM_ADD}\n<tool_call>no-op\n</tool_call>", "", "Now.\n", [ADDED, DONE]),
@@ -182,10 +182,11 @@ def test_it_has_them_however_it_is_cut(case, data):
 
 @settings(max_examples=200)
 @given(st.sampled_from(FORMATS), st.lists(st.sampled_from([
-    "<tool_call>", "</tool_call>", "<think>", "</think>", ADD, OTHER, "{", "}", "[", "]", '"', "\\", "\n", " ", "add", "no-op",
-    "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|python_tag|>", "<|channel|>analysis", TO_ADD, "<|message|>", "<|end|>",
-    "<|start|>assistant", "<function=add>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>a</arg_key>", GLM_ADD,
-    "<arg_value>", "</arg_value>", R1_ADD, R1_DONE, "<｜tool▁calls▁begin｜>", "and so", ";", ","]), max_size=12))
+    "<tool_call>", "</tool_call>", "<think>", "</think>", ADD, OTHER, "{", "}", "[", "]", '"', "\\", "\n", " ", "add",
+    "no-op", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|python_tag|>", "<|channel|>analysis", TO_ADD, "<|message|>",
+    "<|end|>", "<|start|>assistant", "<function=add>", "<parameter=a>", "</parameter>", "</function>",
+    "<arg_key>a</arg_key>", GLM_ADD, "<arg_value>", "</arg_value>", R1_ADD, R1_DONE, "<｜tool▁calls▁begin｜>", "and so",
+    ";", ","]), max_size=12))
 def test_marks_in_any_order_are_read_alike_whole_and_letter_by_letter(call_format, words):
     text = "".join(words)
     thoughts, said, calls = joined(parts(call_format, [text]))
