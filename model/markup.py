@@ -2,7 +2,7 @@
 
 A family is a row of FORMATS: the words of its template by which it is recognised, patterns of its calls, and one of the
 functions that read a call. Only a format's own marks with the name of an offered tool are a call; all else stays text.
-Patterns are those of the package regex, which can say that a text may yet match. NAMES stands for the tools' names.
+Patterns are those of the package regex, which can say that a text may yet match.
 """
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from importlib import import_module
 from itertools import takewhile
 from typing import Any, Callable, Collection, Generator, Mapping, NamedTuple, Optional, Union
 
-ANY_NAME = r'[^\s"\\{}<>\[\]()|]+'  # where tools are not known
-NEVER = "(?!)"
+NAME, NEVER = r'(?P<name>[^\s"\\{}<>\[\]]{1,128})', "(?!)"
 THOUGHTS_BEGIN, THOUGHTS_END = r"(?P<thoughts><think>|\[THINK\])", r"\s*(?:</think>|\[/THINK\])"
 OPEN_THOUGHTS = re.compile(r"(?:<think>|\[THINK\])\s*\Z")  # at the end of a prompt
-OBJECT_HEAD = r'\s*\{\s*"name"\s*:\s*"(?P<name>NAMES)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+OBJECT_HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 CALL_KEYS = r'(?=\{\s*"(?:name|arguments|parameters|type|function|id)"\s*:)'  # the first one of a call
 PYTHON_WORDS = {"True": True, "False": False, "None": None}  # some templates show values as Python writes them
 JSON_TYPES: Mapping[type, tuple[str, ...]] = {
@@ -66,7 +65,6 @@ class CallFormat(NamedTuple):
     marks: tuple[str, ...]  # texts of its format, which an answer shows even if they are special tokens
     opening: str  # what begins a call, or several
     read: Callable[[CallReader, Any], AnswerParts]  # reads what follows a match of `opening`
-    head: str = OBJECT_HEAD  # of a call, up to its arguments
     closings: tuple[str, ...] = ()  # what may stand after a call, in this order
     bare_opening: str = NEVER  # what begins a call at the beginning of an answer, too
     pair_name: str = NEVER  # of an argument outside JSON ...
@@ -124,12 +122,12 @@ class CallReader:
     def read(self, text: str) -> list[AnswerPart]:
         """Return the parts that are certain once this text follows."""
         self.unread += text
-        return [part for part in takewhile(bool, self._part_iterator) if part]
+        return [piece for piece in takewhile(bool, self._part_iterator) if piece]
 
     def finish(self) -> list[AnswerPart]:
         """Return the last parts; the beginning of what might have become a call is text."""
         self.is_complete = True
-        return [part for part in self._part_iterator if part]
+        return [piece for piece in self._part_iterator if piece]
 
     def take(self, size: int) -> str:
         """Remove the first `size` characters of the unread text, and return them."""
@@ -138,8 +136,7 @@ class CallReader:
 
     def matched(self, pattern: str) -> Generator[None, None, Any]:
         """Take a match at the beginning of the unread text, and return it; None if there is none."""
-        compiled = self.compiled(pattern)
-        while (match := compiled.match(self.unread, partial=not self.is_complete)) and match.partial:
+        while (match := compiled(pattern).match(self.unread, partial=not self.is_complete)) and match.partial:
             yield None
         if match:
             self.take(match.end())
@@ -161,18 +158,20 @@ class CallReader:
         """Yield thoughts up to their end, without blanks around them; the blanks after them are no text, either."""
         end, has_begun = None, False
         while not end or end.partial:
-            end = self.compiled(end_pattern).search(self.unread, partial=not self.is_complete)
+            end = compiled(end_pattern).search(self.unread, partial=not self.is_complete)
             piece = self.take(end.start() if end else len(self.unread))
             thought = piece if has_begun else piece.lstrip()
             if thought:
                 has_begun = True
                 yield Thought(thought)
+
             if end and not end.partial:
                 self.take(end.end() - end.start())
             elif self.is_complete:
                 break
             else:
                 yield None
+
         self.end_block(drops_blanks=True)
 
     def argument_parts(self) -> AnswerParts:
@@ -182,6 +181,7 @@ class CallReader:
             if self.unread:
                 yield CallPart(arguments=self.take(len(self.unread)))
             yield None
+
         if self.unread:
             yield CallPart(arguments=self.take(object_end if object_end >= 0 else len(self.unread)))
 
@@ -199,19 +199,23 @@ class CallReader:
         self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = "", True, drops_blanks, True
         self.line_has_text = False
 
-    def compiled(self, pattern: str) -> Any:
-        names = ANY_NAME if self.schemas is None else "|".join(map(re.escape, self.schemas)) or NEVER
-        return compiled(pattern.replace("NAMES", names))
+    def offers(self, opening: Any) -> bool:
+        """Return whether the match of an opening names no tool, or one that may be called."""
+        name = opening.groupdict().get("name")
+        return name is None or self.schemas is None or name in self.schemas
 
     def _all_parts(self) -> AnswerParts:
         if self._in_thoughts:
             yield from self.thought_parts()
         bare_opening = yield from self.matched(self.format.bare_opening)
-        if bare_opening:
+        if bare_opening and self.offers(bare_opening):
             yield from self.format.read(self, bare_opening)
+        elif bare_opening:
+            self.unread = bare_opening[0] + self.unread
 
+        # thoughts, calls, and the text between them
         formats = (self.format, *self.format.also)
-        openings = self.compiled("|".join([THOUGHTS_BEGIN, *(call_format.opening for call_format in formats)]))
+        openings = compiled("|".join([THOUGHTS_BEGIN, *(call_format.opening for call_format in formats)]))
         while self.unread or not self.is_complete:
             opening = openings.search(self.unread, partial=not self.is_complete)
             yield from self.text_parts(opening.start() if opening else len(self.unread))
@@ -221,15 +225,15 @@ class CallReader:
                 continue
 
             size = opening.end() - opening.start()
-            if not opening["thoughts"]:
-                self.format = next(row for row in formats if self.compiled(row.opening).match(self.unread))
-                self.take(size)
-                yield from self.format.read(self, opening)
-            elif self.line_has_text:  # thoughts are only mentioned
+            if self.line_has_text if opening["thoughts"] else not self.offers(opening):  # it is only mentioned
                 yield from self.text_parts(size)
-            else:
-                self.take(size)
-                yield from self.thought_parts()
+                continue
+
+            if not opening["thoughts"]:
+                self.format = next(row for row in formats if compiled(row.opening).match(self.unread))
+            self.take(size)
+            yield from self.thought_parts() if opening["thoughts"] else self.format.read(self, opening)
+
         if not self._has_parts and self._blanks:
             yield self._blanks
 
@@ -246,8 +250,11 @@ def object_calls(reader: CallReader, opening: Any) -> AnswerParts:
     """Read calls that are JSON objects with a name and arguments, one after another or in a list."""
     before_object = opening[0]
     while True:
-        head = yield from reader.matched(reader.format.head)
-        if head:
+        head = yield from reader.matched(OBJECT_HEAD)
+        if head and not reader.offers(head):
+            reader.unread = head[0] + reader.unread
+
+        if head and reader.offers(head):
             yield CallPart(head["name"])
             yield from reader.argument_parts()
             yield from _skipped_object_end(reader)
@@ -266,6 +273,7 @@ def _skipped_object_end(reader: CallReader) -> AnswerParts:
     other_keys = yield from reader.matched(r'\s*(?:\}|,\s*(?="))')
     if not other_keys or other_keys[0].endswith("}"):
         return
+
     braces = Braces(depth=1)
     while (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
         reader.take(len(reader.unread))
@@ -280,6 +288,7 @@ def _whole_object(reader: CallReader, before_object: str) -> AnswerParts:
     while begins_call and (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
         object_text += reader.take(len(reader.unread))
         yield None
+
     object_text += reader.take(object_end if object_end >= 0 else len(reader.unread))
 
     name, arguments = _named_call(object_text, has_mark=bool(before_object.strip("\n ,;[")))
@@ -330,6 +339,7 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
         yield from reader.matched(value_begin)
         value_size = yield from _size_before(reader, value_end)
         value_text = reader.take(len(reader.unread) if value_size is None else value_size)
+
         name = pair["key"].strip()
         yield CallPart(arguments=f"{before_pair}{_json(name)}: ")
         if value_size is None:  # the answer is cut off here
@@ -382,8 +392,8 @@ def channel_message(reader: CallReader, opening: Any) -> AnswerParts:
         return
 
     channel = CHANNEL_NAME.search(header)
-    recipient = reader.compiled(RECIPIENT).search(header)
-    if recipient and (yield from reader.matched(r"\s*(?=\{)")):
+    recipient = RECIPIENT.search(header)
+    if recipient and reader.offers(recipient) and (yield from reader.matched(r"\s*(?=\{)")):
         yield CallPart(recipient["name"])
         yield from reader.argument_parts()
         reader.end_block()
@@ -401,7 +411,7 @@ HEADER_END, HARMONY_END = "<|message|>", "<|return|>"
 MESSAGE_END = r"<\|end\|>|(?=<\|start\|>|<\|channel\|>)"
 HEADER_REST = r"(?:<\|constrain\|>[^<]*)?<\|message\|>"
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
-RECIPIENT = r"\bto=functions\.(?P<name>NAMES)(?=[\s<])"
+RECIPIENT = re.compile(rf"\bto=functions\.{NAME}")
 HARMONY = CallFormat(
     r"<\|channel\|>", ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "<|end|>"),
     rf"(?:<\|start\|>[^<]*(?:<\|channel\|>[^<]*)?|<\|channel\|>[^<]*){HEADER_REST}|<\|end\|>", channel_message,
@@ -410,18 +420,18 @@ HARMONY = CallFormat(
 DEEPSEEK = CallFormat(
     "<｜tool▁call", ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
                     "<｜tool▁calls▁end｜>"),
-    r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:\w*<｜tool▁sep｜>)?(?P<name>NAMES)(?:<｜tool▁sep｜>)?\s*"
+    rf"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:\w*<｜tool▁sep｜>)?{NAME}(?:<｜tool▁sep｜>)?\s*"
     r"(?:```(?:json)?\s*)?(?=\{)", named_call,
     closings=(r"\s*```", r"\s*<｜tool▁call▁end｜>", r"\s*<｜tool▁calls▁end｜>"),
     text=CallText("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n", "\n```<｜tool▁call▁end｜>",
                   "<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"))
 GLM = CallFormat(
     "<arg_key>", ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    r"<tool_call>\s*(?P<name>NAMES)\s*(?=<arg_key>|</tool_call>)", paired_call,
+    rf"<tool_call>\s*{NAME}\s*(?=<arg_key>|</tool_call>)", paired_call,
     closings=(r"\s*</tool_call>",), pair_name=r"\s*<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
     pair_ends=(NEVER, "</arg_value>"))
 QWEN_CODER = CallFormat(
-    "<function=", ("<tool_call>", "</tool_call>"), r"(?:<tool_call>\s*)?<function=(?P<name>NAMES)>", paired_call,
+    "<function=", ("<tool_call>", "</tool_call>"), rf"(?:<tool_call>\s*)?<function={NAME}>", paired_call,
     closings=(r"\s*</function>", r"\s*</tool_call>"), pair_name=r"\s*<parameter=(?P<key>[^>]*)>",
     pair_ends=(r"\n", r"\n?</parameter>"))
 GRANITE = CallFormat(
@@ -435,7 +445,7 @@ PHI = GRANITE._replace(
     has_system_tools=True)
 MISTRAL_NAMED = CallFormat(
     r"\[ARGS\]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
-    r"\[TOOL_CALLS\]\s*(?P<name>NAMES)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)", named_call,
+    rf"\[TOOL_CALLS\]\s*{NAME}\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(?=\{{)", named_call,
     text=CallText("[TOOL_CALLS]NAME[ARGS]", between=" "))
 MISTRAL = CallFormat(
     r"\[TOOL_CALLS\]", MISTRAL_NAMED.marks, r"\[TOOL_CALLS\]\s*\[?\s*(?=\{)", object_calls, closings=(r"\s*\]",),
@@ -450,7 +460,7 @@ LLAMA = CallFormat(
     bare_opening=r"\s*(?:<\|python_tag\|>\s*)?(?=\{)",
     text=CallText('{"name": "NAME", "parameters": ', "}", between="; "))
 GLM4 = CallFormat(
-    r"<\|observation\|>", (), r"\n(?P<name>NAMES)\n(?=\{)", named_call, bare_opening=r"\s*(?P<name>NAMES)\n(?=\{)",
+    r"<\|observation\|>", (), rf"\n{NAME}\n(?=\{{)", named_call, bare_opening=rf"\s*{NAME}\n(?=\{{)",
     text=CallText("NAME\n"))
 THINKING = CallFormat(r"</?think>|\[THINK\]", ("<think>", "</think>"), NEVER, named_call)  # only thoughts
 FORMATS = (  # the first that a template fits

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 from config.files import SURROGATE
 from config.run_config import is_template_file
 from config.schema.untrusted import Name, one_line, read_json, reason
-from model.markup import HARMONY, HARMONY_END, CallReader, Thought, shown_marks
+from model.markup import HARMONY, HARMONY_END, AnswerPart, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -506,21 +506,23 @@ class AnswerReader:
         """Return the text that was held back, after the last token."""
         piece = "" if self.stopped else self._take(self._stream.finish()) + self._pending
         self._pending = ""
-        return self._shown(piece, is_last=True)
+        return self._shown(piece, completes=True)
 
-    def _shown(self, piece: str, is_last: bool = False) -> str:
+    def _shown(self, piece: str, completes: bool = False) -> str:
         """Return the text to show for the next text of the model."""
         if self._channels:
-            parts = [*self._channels.read(piece), *(self._channels.finish() if is_last else ())]
+            parts = [*self._channels.read(piece), *(self._channels.finish() if completes else ())]
             piece = "".join(map(self._shown_part, parts))
         self.text += piece
         return piece
 
-    def _shown_part(self, part: Any) -> str:
-        is_thought = isinstance(part, Thought)
-        turn = {(False, True): "<think>", (True, False): "</think>\n\n"}.get((self._in_thoughts, is_thought), "")
-        self._in_thoughts = is_thought
-        return f"{turn}{part.text if is_thought else part}"
+    def _shown_part(self, answer_part: AnswerPart) -> str:
+        if isinstance(answer_part, Thought):
+            mark, text = "" if self._in_thoughts else "<think>", answer_part.text
+        else:
+            mark, text = "</think>\n\n" if self._in_thoughts else "", str(answer_part)
+        self._in_thoughts = isinstance(answer_part, Thought)
+        return mark + text
 
     def _take(self, piece: str) -> str:
         """Return the text that cannot belong to a stop text, up to the first stop text that is complete."""

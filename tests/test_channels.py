@@ -22,8 +22,8 @@ def with_special(folder, names, **settings):
     """A text whose tokenizer has these special tokens, too."""
     base = bytelevel(folder)
     file = load_json(base / "tokenizer.json")
-    file["added_tokens"] += [{"id": 320 + place, "content": name, "special": True, "normalized": False, "lstrip": False,
-                              "rstrip": False, "single_word": False} for place, name in enumerate(names)]
+    file["added_tokens"] += [{"id": 320 + index, "content": name, "special": True, "normalized": False, "lstrip": False,
+                              "rstrip": False, "single_word": False} for index, name in enumerate(names)]
     save_json(base / "tokenizer.json", file)
     change_json(base / "tokenizer_config.json", **settings)
     return Text(base)
@@ -82,7 +82,7 @@ def test_the_marks_of_a_format_print_and_other_special_tokens_do_not(call_format
     names = [f"a{mark}<|other|>" for mark in call_format.marks]
     assert text.decode(ids_of(text, "".join(names))) == "".join(names).replace("<|other|>", "")
     spelled = TokenTexts(text.tokenizer)
-    assert [spelled(320 + place).data for place in range(len(names) + 1)] == [
+    assert [spelled(320 + index).data for index in range(len(names) + 1)] == [
         *(mark.encode() for mark in call_format.marks), None]
 
 

@@ -22,7 +22,7 @@ BLOCKS = {"message": "text", "text": "text", "reasoning": "thoughts", "thinking"
 FAILED = "this model's template does not support them"
 
 
-class Said:
+class LetterEngine:
     """In place of an engine: each job gets this answer, a letter at a time."""
 
     def __init__(self, text, in_thoughts=False):
@@ -38,13 +38,13 @@ class Said:
 
 def of_blocks(blocks):
     """The thoughts, the text and the calls of an answer's blocks, each with its type."""
-    found, calls = {"thoughts": "", "text": ""}, []
+    texts, calls = {"thoughts": "", "text": ""}, []
     for block in blocks:
         if block["type"] in BLOCKS:
-            found[BLOCKS[block["type"]]] += block["said"]
+            texts[BLOCKS[block["type"]]] += block["said"]
         else:
             calls.append((block["name"], block["said"]))
-    return found["thoughts"], found["text"], calls
+    return texts["thoughts"], texts["text"], calls
 
 
 def of_chat(message):
@@ -52,21 +52,21 @@ def of_chat(message):
     return message.get("reasoning_content", ""), message["content"] or "", calls
 
 
-def of_response(body):
+def of_response(response):
     return of_blocks([{**item, "said": item.get("arguments", "") + "".join(
-        part["text"] for part in item.get("content", ()))} for item in body["output"]])
+        entry["text"] for entry in item.get("content", ()))} for item in response["output"]])
 
 
-def of_message(body):
-    said = {"text": lambda block: block["text"], "thinking": lambda block: block["thinking"],
-            "tool_use": lambda block: json.dumps(block["input"])}
-    return of_blocks([{**block, "said": said[block["type"]](block)} for block in body["content"]])
+def of_message(message):
+    content_of = {"text": lambda block: block["text"], "thinking": lambda block: block["thinking"],
+                  "tool_use": lambda block: json.dumps(block["input"])}
+    return of_blocks([{**block, "said": content_of[block["type"]](block)} for block in message["content"]])
 
 
 def chat_stream(events):
     message = {"content": "", "tool_calls": []}
-    for _, facts in events:
-        for key, value in facts["choices"][0]["delta"].items():
+    for _, event_data in events:
+        for key, value in event_data["choices"][0]["delta"].items():
             if key == "tool_calls":
                 [call] = value
                 message[key] += [{"function": {"name": "", "arguments": ""}}] * (call["index"] == len(message[key]))
@@ -79,27 +79,27 @@ def chat_stream(events):
 
 def response_stream(events):
     blocks = []
-    for name, facts in events:
+    for name, event_data in events:
         if name == "response.output_item.added":
-            blocks.append({**facts["item"], "said": ""})
+            blocks.append({**event_data["item"], "said": ""})
         elif name.endswith(".delta"):
-            assert facts["output_index"] == len(blocks) - 1
-            blocks[-1]["said"] += facts["delta"]
+            assert event_data["output_index"] == len(blocks) - 1
+            blocks[-1]["said"] += event_data["delta"]
         elif name == "response.output_item.done":
-            assert of_response({"output": [facts["item"]]}) == of_blocks(blocks[-1:])
+            assert of_response({"output": [event_data["item"]]}) == of_blocks(blocks[-1:])
     assert of_response(events[-1][1]["response"]) == of_blocks(blocks)
     return of_blocks(blocks)
 
 
 def message_stream(events):
     blocks = []
-    for name, facts in events:
+    for name, event_data in events:
         if name == "content_block_start":
-            blocks.append({**facts["content_block"], "said": ""})
+            blocks.append({**event_data["content_block"], "said": ""})
         elif name == "content_block_delta":
-            kind, piece = facts["delta"].items()
-            blocks[-1]["said"] += piece[1]
-            assert kind[1].startswith((blocks[-1]["type"], "input_json"))
+            delta_type, piece = event_data["delta"].values()
+            blocks[-1]["said"] += piece
+            assert delta_type.startswith((blocks[-1]["type"], "input_json"))
     return of_blocks(blocks)
 
 
@@ -108,30 +108,30 @@ PROTOCOLS = {ChatAnswer: (of_chat, chat_stream), ResponseAnswer: (of_response, r
 
 
 def events_of(data):
-    """The events of a stream, as names and facts."""
+    """The events of a stream, as names and event_data."""
     for event in data.decode().strip().split("\n\n"):
         *name, line = event.split("\n")
         if line != "data: [DONE]":
             yield "".join(name).removeprefix("event: "), json.loads(line.removeprefix("data: "))
 
 
-async def answered(form, engine, call_format):
+async def answered(answer_class, engine, call_format):
     """An answer as a whole, and as the events of its stream."""
     choice = Choice("", "own", dialect=call_format, tools=TOOLS)
-    whole = await form(engine, Body(), [choice], "toy").whole_body()
-    answer = form(engine, Body(stream=True), [choice], "toy")
+    whole = await answer_class(engine, Body(), [choice], "toy").whole_body()
+    answer = answer_class(engine, Body(stream=True), [choice], "toy")
     pieces = [piece async for piece in answer.stream(await answer.next())]
     return whole, [*events_of(b"".join(pieces))]
 
 
-@pytest.mark.parametrize("form", PROTOCOLS, ids=lambda form: form.__name__)
-def test_each_answer_is_the_same_whole_and_streamed(form):
-    of_whole, of_stream = PROTOCOLS[form]
+@pytest.mark.parametrize("answer_class", PROTOCOLS)
+def test_each_answer_is_the_same_whole_and_streamed(answer_class):
+    of_whole, of_stream = PROTOCOLS[answer_class]
     for call_format, text, *expected in CASES:
-        whole, events = asyncio.run(answered(form, Said(text), call_format))
-        whole = whole["choices"][0]["message"] if form is ChatAnswer else whole
+        whole, events = asyncio.run(answered(answer_class, LetterEngine(text), call_format))
+        whole = whole["choices"][0]["message"] if answer_class is ChatAnswer else whole
         assert of_stream(events) == tuple(expected), text
-        if form is MessageAnswer:  # which has no arguments that are cut off
+        if answer_class is MessageAnswer:  # which has no arguments that are cut off
             expected[2] = [(name, json.dumps(parsed(arguments))) for name, arguments in expected[2]]
         assert of_whole(whole) == tuple(expected), text
 
@@ -144,8 +144,9 @@ def parsed(arguments):
 
 
 def test_thoughts_that_the_prompt_began_are_thoughts():
-    for form, (_, of_stream) in PROTOCOLS.items():
-        _, events = asyncio.run(answered(form, Said("Is it 4?</think>\nYes.", in_thoughts=True), HERMES))
+    for answer_class, (_, of_stream) in PROTOCOLS.items():
+        engine = LetterEngine("Is it 4?</think>\nYes.", in_thoughts=True)
+        _, events = asyncio.run(answered(answer_class, engine, HERMES))
         assert of_stream(events) == ("Is it 4?", "Yes.", [])
 
 
@@ -196,7 +197,7 @@ def test_a_call_that_no_grammar_can_write_is_not_forced(tmp_path):
     with served(tmp_path, TALKER + "<tool_call><function=name>") as started:
         refused = started.chat(tools=[STOP], tool_choice="required")
         assert refusal(refused, "param") == (400, "tool_choice")
-        said = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
-        got = started.chat(**{**ASKED, "guided_choice": [said]}).json()["choices"][0]
+        call = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+        got = started.chat(**{**ASKED, "guided_choice": [call]}).json()["choices"][0]
         assert got["message"]["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
         assert (got["message"]["content"], got["finish_reason"]) == (None, "tool_calls")

@@ -111,6 +111,18 @@ def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp
         f"11 tokens, 10.0 tokens/s{rest}"]
 
 
+@needs_node
+def test_the_page_takes_thoughts_apart_from_the_answer(tmp_path):
+    take = re.search(r"^function take.*?^}", SCRIPT, re.S | re.M)[0]
+    deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "2 and"}, {"reasoning_content": " 2."},
+              {"content": "Four."}, {}]
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    message = printed_by_node(tmp_path, f"{take}\nconst message = {{ content: '', thoughts: '' }};\n"
+                              f"for (const chunk of {json.dumps(chunks)}) take(message, '', chunk);\n"
+                              "console.log(JSON.stringify(message))")
+    assert message == {"content": "Four.", "thoughts": "2 and 2."}
+
+
 def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
     plain = text_of(server.chat(max_tokens=60))
     streamed = server.chat(max_tokens=60, stream=True, flowspec_tree=True).text

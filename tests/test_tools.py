@@ -154,21 +154,20 @@ def joined(parts):
         if isinstance(part, CallPart):
             calls += [("", "")] * bool(part.name)
             calls[-1] = tuple(a + b for a, b in zip(calls[-1], part))
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    thoughts = "".join(piece.text for piece in parts if isinstance(piece, Thought))
     return thoughts, "".join(part for part in parts if isinstance(part, str)), calls
 
 
 def parts(call_format, pieces, tools=TOOLS, **options):
     reader = CallReader(call_format, tools, **options)
-    found = [part for piece in pieces for part in reader.read(piece)]
-    return [*found, *reader.finish()]
+    return sum(map(reader.read, pieces), []) + reader.finish()
 
 
-@pytest.mark.parametrize("call_format, text, thoughts, said, calls", CASES)
+@pytest.mark.parametrize("call_format, text, thoughts, content, calls", CASES)
 def test_an_answer_has_its_thoughts_its_text_and_its_calls_whole_and_letter_by_letter(
-        call_format, text, thoughts, said, calls):
-    assert joined(parts(call_format, [text])) == (thoughts, said, calls)
-    assert joined(parts(call_format, text)) == (thoughts, said, calls)
+        call_format, text, thoughts, content, calls):
+    assert joined(parts(call_format, [text])) == (thoughts, content, calls)
+    assert joined(parts(call_format, text)) == (thoughts, content, calls)
 
 
 @settings(max_examples=150)
@@ -189,8 +188,8 @@ def test_it_has_them_however_it_is_cut(case, data):
     ";", ","]), max_size=12))
 def test_marks_in_any_order_are_read_alike_whole_and_letter_by_letter(call_format, words):
     text = "".join(words)
-    thoughts, said, calls = joined(parts(call_format, [text]))
-    assert joined(parts(call_format, text)) == (thoughts, said, calls)
+    thoughts, content, calls = joined(parts(call_format, [text]))
+    assert joined(parts(call_format, text)) == (thoughts, content, calls)
     assert {name for name, _ in calls} <= TOOLS.keys()
 
 

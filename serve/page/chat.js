@@ -65,13 +65,14 @@ function turn(message, number) {
   speaker.id = "speaker" + number;
   article.setAttribute("aria-labelledby", speaker.id);
   const content = element("div", "content"), figures = element("p", "figures"), note = element("p", "note");
-  const error = element("p", "error"), tools = element("div", "tools");
+  const error = element("p", "error"), tools = element("div", "tools"), thoughts = element("p", "note thoughts");
   const is_last = number === talk.length - 1;
-  article.append(speaker, content, error, note, figures, tools);
+  article.append(speaker, thoughts, content, error, note, figures, tools);
   function update() {
     if (message.role === "user") content.textContent = message.content;
     else content.replaceChildren(renderMarkdown(message.content));
-    for (const [line, text] of [[figures, message.figures], [note, message.note], [error, message.error]]) {
+    for (const [line, text] of [[thoughts, message.thoughts], [figures, message.figures], [note, message.note],
+      [error, message.error]]) {
       line.textContent = text ?? "";
       line.hidden = !text;
     }
@@ -219,11 +220,13 @@ function take(message, event, data) {
   if (event === "tree") {
     message.figures = figuresOf(data);
     message.rest = restOf(data);
-    addSight(data, message.content);
+    addSight(data, message.thoughts + message.content);
   } else if (data.error) {
     message.error = data.error.message;
   } else {
-    message.content += data.choices[0]?.delta.content ?? "";
+    const delta = data.choices[0]?.delta;
+    message.content += delta?.content ?? "";
+    message.thoughts += delta?.reasoning_content ?? "";
   }
 }
 
@@ -237,7 +240,7 @@ async function refusedBy(response, message) {
 
 async function answer() {
   const request = body(), mine = talk;
-  const message = { role: "assistant", content: "", note: INTERRUPTED };
+  const message = { role: "assistant", content: "", thoughts: "", note: INTERRUPTED };
   asking = new AbortController();
   sights = [];
   at("steps").hidden = true;
