@@ -51,7 +51,7 @@ class CallText(NamedTuple):
     call: str
     call_end: str = ""
     before: str = ""
-    between: str = ""
+    between: str | None = None
     after: str = ""
 
 
@@ -330,8 +330,8 @@ def named_call(reader: CallReader, opening: Any) -> AnswerParts:
 def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
     """Read the arguments of a call, each as its name and its value, which is a text or JSON."""
     yield CallPart(opening["name"])
-    schemas = (reader.schemas or {}).get(opening["name"]) or {}
-    properties = schemas.get("properties") if isinstance(schemas, dict) else None
+    schema = (reader.schemas or {}).get(opening["name"])
+    properties = schema.get("properties") if isinstance(schema, dict) else None
     before_pair = "{"
 
     while pair := (yield from reader.matched(reader.format.pair_name)):
@@ -347,8 +347,8 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
             return
 
         yield from reader.matched(value_end)
-        schema = properties.get(name) if isinstance(properties, dict) else None
-        yield CallPart(arguments=_json(_value(value_text, schema)))
+        value_schema = properties.get(name) if isinstance(properties, dict) else None
+        yield CallPart(arguments=_json(_value(value_text, value_schema)))
         before_pair = ", "
 
     is_closed = yield from reader.closing_parts()
@@ -446,7 +446,7 @@ PHI = GRANITE._replace(
 MISTRAL_NAMED = CallFormat(
     r"\[ARGS\]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
     rf"\[TOOL_CALLS\]\s*{NAME}\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?(?=\{{)", named_call,
-    text=CallText("[TOOL_CALLS]NAME[ARGS]", between=" "))
+    text=CallText("[TOOL_CALLS]NAME[ARGS]", between=""))
 MISTRAL = CallFormat(
     r"\[TOOL_CALLS\]", MISTRAL_NAMED.marks, r"\[TOOL_CALLS\]\s*\[?\s*(?=\{)", object_calls, closings=(r"\s*\]",),
     text=CallText('{"name": "NAME", "arguments": ', "}", "[TOOL_CALLS][", ", ", "]"))
@@ -456,8 +456,8 @@ HERMES = CallFormat(
     text=CallText('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"),
     also=(GLM, QWEN_CODER))
 LLAMA = CallFormat(
-    r'<\|python_tag\|>|"parameters"\s*:', ("<|python_tag|>",), r"<\|python_tag\|>\s*(?=\{)", object_calls,
-    bare_opening=r"\s*(?:<\|python_tag\|>\s*)?(?=\{)",
+    r'<\|python_tag\|>|"name"\s*:[^\n]{0,80}"parameters"\s*:', ("<|python_tag|>",), r"<\|python_tag\|>\s*(?=\{)",
+    object_calls, bare_opening=r"\s*(?:<\|python_tag\|>\s*)?(?=\{)",
     text=CallText('{"name": "NAME", "parameters": ', "}", between="; "))
 GLM4 = CallFormat(
     r"<\|observation\|>", (), rf"\n{NAME}\n(?=\{{)", named_call, bare_opening=rf"\s*{NAME}\n(?=\{{)",
@@ -476,10 +476,8 @@ def dialect_of(template: str) -> CallFormat | None:
     return None
 
 
-def shown_marks(names: Collection[str]) -> set[str]:
+def shown_marks(names: Collection[str]) -> frozenset[str]:
     """Return which of a tokenizer's added tokens are marks of a format that it has, so that an answer shows them."""
-    marks: set[str] = set()
-    for call_format in FORMATS:
-        if not {*names}.isdisjoint(call_format.marks[:1]):
-            marks.update(call_format.marks)
-    return marks.intersection(names)
+    token_names = frozenset(names)
+    formats = [call_format for call_format in FORMATS if token_names.issuperset(call_format.marks[:1])]
+    return token_names.intersection(mark for call_format in formats for mark in call_format.marks)

@@ -178,7 +178,8 @@ class Text:
         self._configs = [self._settings[name] for name in config_names if name in self._settings]
         vocab_size = self._configs[-1].get("vocab_size") if self._configs else None
         self._num_model_tokens = vocab_size if isinstance(vocab_size, int) else len(self.tokenizer)
-        self.has_channels = HARMONY_END in self.tokenizer.get_vocab()
+        added_names = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        self.has_channels = HARMONY_END in added_names
 
     @property
     def remark(self) -> str:

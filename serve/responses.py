@@ -123,8 +123,9 @@ class ResponseAnswer(AnswerForm):
                 "function_call_arguments.done", answer, name=block.tool_name, arguments=block.text)
         else:
             text_part = _text_part(block)
-            text_type, logprobs = text_part["type"], {} if block.is_thoughts else {"logprobs": []}
-            events = self._block_event(f"{text_type}.done", answer, content_index=0, text=block.text, **logprobs)
+            logprobs: JsonObject = {} if block.is_thoughts else {"logprobs": []}
+            events = self._block_event(
+                f"{text_part['type']}.done", answer, content_index=0, text=block.text, **logprobs)
             events += self._block_event("content_part.done", answer, content_index=0, part=text_part)
 
         item = _output_item(block, _final_status(answer))

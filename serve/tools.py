@@ -25,8 +25,8 @@ def calls_of(functions: Mapping[str, Mapping[str, Any]], call_format: CallFormat
         return None
 
     # rules
-    has_several = several and bool(call_text.between)
-    more_calls = f" ({_quoted(call_text.between)} call){{0,{MAX_CALLS - 1}}}" if has_several else ""
+    between = call_text.between if several else None
+    more_calls = "" if between is None else f" ({_quoted(between)} call){{0,{MAX_CALLS - 1}}}"
     call_rule = " | ".join(f"call_{number}" for number in range(len(functions)))
     rules = [f"start: {_quoted(call_text.before)} call{more_calls} {_quoted(call_text.after)}", f"call: {call_rule}"]
 

@@ -69,7 +69,7 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (HERMES, f"<tool_call>[{ADD}, {WEATHER}]</tool_call>", "", "", [ADDED, CALL]),
     (HERMES, f"<tool_call>\n{ADD}\nand more</tool_call>", "", "\nand more</tool_call>", [ADDED]),
     (HERMES, f"<tool_call>{ADD[:-1]}</tool_call> then", "", " then", [ADDED]),  # a brace is missing
-    (HERMES, f'<tool_call>{ADD[:-1]}, "id": "x}}"}}</tool_call>', "", "", [ADDED]),
+    (HERMES, f'<tool_call>{ADD[:-1]}, "id": "x}}"}}</tool_call> ok', "", " ok", [ADDED]),
     (HERMES, f"<tool_call>\n{OTHER}\n</tool_call>", "", f"<tool_call>\n{OTHER}\n</tool_call>", []),
     (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "",
      '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', []),
@@ -78,6 +78,9 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (HERMES, f"```\n<tool_call>{ADD}</tool_call>\n```", "", "```\n\n```", [ADDED]),
     (HERMES, '<tool_call>{"name": "add_all", "arguments": {"of": "ä€😀"}}</tool_call>', "", "",
      [("add_all", '{"of": "ä€😀"}')]),
+    (HERMES, f'<tool_call>{ADD[:-1]}, "id": "x', "", "", [ADDED]),
+    (HERMES, f"<tool_call>{ADD}</tool_call>\n\n", "", "", [ADDED]),
+    (HERMES, '<tool_call>{"name": ["add"], "arguments": {}}', "", '<tool_call>{"name": ["add"], "arguments": {}}', []),
     (HERMES, "  \n", "", "  \n", []),
     # thoughts
     (HERMES, f"<think>{DRAFT}</think>No.", DRAFT, "No.", []),
@@ -87,6 +90,9 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (HERMES, f"\n<think>{DRAFT}", DRAFT, "", []),
     (HERMES, "The tag <think> opens thoughts.", "", "The tag <think> opens thoughts.", []),
     (HERMES, "One.\n<think>Two.</think>\nThree.", "Two.", "One.\nThree.", []),
+    (HERMES, "One.\n  <think>Two.</think>", "Two.", "One.\n  ", []),
+    (HERMES, f"One.<tool_call>{ADD}</tool_call><think>Two.</think>", "Two.", "One.", [ADDED]),
+    (None, f"<think>It is 4.</think>{ADD}", "It is 4.", ADD, []),
     (THINKING, f"<think>It is 4.</think>{ADD}", "It is 4.", ADD, []),
     (THINKING, f"[THINK]It is 4.[/THINK]<tool_call>{ADD}</tool_call>", "It is 4.", f"<tool_call>{ADD}</tool_call>", []),
     # calls without a mark
@@ -99,9 +105,11 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (LLAMA, ANSWER, "", ANSWER, []), (LLAMA, '{"name": "add"}', "", '{"name": "add"}', []),
     (LLAMA, f"{ANSWER}; {ANSWER}", "", f"{ANSWER}; {ANSWER}", []), (LLAMA, OTHER, "", OTHER, []),
     (LLAMA, '{"name": "Ada", "parameters": {"a": 1}}', "", '{"name": "Ada", "parameters": {"a": 1}}', []),
+    (LLAMA, '{"name": "no-op", "parameters": null}', "", "", [DONE]),
     (LLAMA, f"```json\n{ADD}\n```", "", f"```json\n{ADD}\n```", []),
     (GLM4, 'add\n{"a": 1}', "", "", [ADDED]), (GLM4, 'I do.\nno-op\n{}', "", "I do.", [DONE]),
-    (GLM4, "add\nnumbers", "", "add\nnumbers", []), (GLM4, ANSWER, "", ANSWER, []),
+    (GLM4, "add\nnumbers", "", "add\nnumbers", []), (GLM4, "sub\n{}", "", "sub\n{}", []),
+    (GLM4, ANSWER, "", ANSWER, []),
     # lists of calls after a mark
     (MISTRAL, f"[TOOL_CALLS] [{ADD}, {WEATHER}]", "", "", [ADDED, CALL]),
     (MISTRAL, f'I look. [TOOL_CALLS][{ADD[:-1]}, "id": "abcdefghi"}}]', "", "I look. ", [ADDED]),
@@ -132,6 +140,8 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
      "</parameter></function>", "", "", [("add", json.dumps({"b": "5", "a": "[1]", "c": CODE}))]),
     (QWEN_CODER, "<function=flag><parameter=on>True</parameter><parameter=note>null</parameter><parameter=to>{\"x\": 1}"
      "</parameter></function>", "", "", [("flag", '{"on": true, "note": null, "to": {"x": 1}}')]),
+    (QWEN_CODER, "<function=add><parameter=a>1</parameter>and so on", "", "and so on", [ADDED]),
+    (QWEN_CODER, '<function=flag><parameter=to>"x"</parameter></function>', "", "", [("flag", '{"to": "\\"x\\""}')]),
     (QWEN_CODER, "<function=sub>\n</function>", "", "<function=sub>\n</function>", []),
     # channels
     (HARMONY, f"{ANALYSIS}Sum 2+2.<|end|>{FINAL}Four.", "Sum 2+2.", "Four.", []),
@@ -143,6 +153,8 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (HARMONY, TO_ADD.replace("add", "subtract") + "{}", "", TO_ADD.replace("add", "subtract") + "{}", []),
     (HARMONY, TO_ADD.replace("add", "add_all.x") + "{}", "", TO_ADD.replace("add", "add_all.x") + "{}", []),
     (HARMONY, f"{ANALYSIS}I thi", "I thi", "", []), (HARMONY, ANSWER, "", ANSWER, []),
+    (HARMONY, f"{TO_ADD}none", "", f"{TO_ADD}none", []), (HARMONY, "<|start|>assistant<|message|>Hi.", "", "Hi.", []),
+    (HARMONY, f'{FINAL}I add.<|end|>{TO_ADD}{{"a": 1}}<|end|>{FINAL}Done.', "", "I add.Done.", [ADDED]),
     (HARMONY, "<|channel|>fin", "", "<|channel|>fin", []),
     (HARMONY, f"{FINAL}{ADD}<|end|>", "", ADD, [])]
 
@@ -206,6 +218,19 @@ def test_arguments_come_as_they_are_made():
     assert reader.read("}</tool_call>") == [] and reader.finish() == []
 
 
+def test_an_answer_in_json_comes_as_it_is_made():
+    assert CallReader(LLAMA, TOOLS).read('{"answer": "It') == ['{"answer": "It']
+
+
+@pytest.mark.parametrize("call_format, text, content, calls", [
+    (HERMES, f'<tool_call>{{"arguments": {{}}, "name": "any"}}{OTHER}{{"arguments": 1}}</tool_call>',
+     '{"arguments": 1}</tool_call>', [("any", "{}"), ("subtract", '{"a": 1}')]),
+    (GLM, GLM_ADD.replace("add", "any"), "", [("any", '{"a": 1}')])])
+def test_without_tools_any_name_is_one(call_format, text, content, calls):
+    assert parts(call_format, [text], None)[-1] and joined(parts(call_format, text, None)) == ("", content, calls)
+    assert all(any(piece) for piece in parts(call_format, text, None))
+
+
 def test_what_is_nested_without_end_is_no_call():
     deep = "<tool_call>" + '{"name": ' + "[" * 100_000 + "</tool_call>"
     assert parts(HERMES, [deep]) == [deep]
@@ -248,7 +273,7 @@ def call_text(call_format, calls):
     for name, arguments in calls:
         head = text.call.replace("NAME", json.dumps(name)[1:-1] if '"NAME"' in text.call else name)
         written.append(f"{head}{arguments}{text.call_end}")
-    return f"{text.before}{text.between.join(written)}{text.after}"
+    return f"{text.before}{(text.between or '').join(written)}{text.after}"
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +292,7 @@ def follows():
 @pytest.mark.parametrize("call_format", [row for row in FORMATS if row.text])
 def test_every_text_of_the_grammar_of_calls_is_read_as_calls(call_format, follows):
     calls = [("leaf", '{"left": 5}')]
-    if call_format.text.between:
+    if call_format.text.between is not None:
         calls += [('odd"name', "{}")] * ('"NAME"' in call_format.text.call) + [("tree", '{"v": 1, "n": {"v": 2}}')]
     text = call_text(call_format, calls)
     assert joined(parts(call_format, text, REFERRING)) == ("", "", calls)
