@@ -16,7 +16,7 @@ from typing import Any, Callable, Collection, Generator, Mapping, NamedTuple, Op
 NAME, NEVER = r'(?P<name>[^\s"\\{}<>\[\]]{1,128})', "(?!)"
 THOUGHTS_BEGIN, THOUGHTS_END = r"(?P<thoughts><think>|\[THINK\])", r"\s*(?:</think>|\[/THINK\])"
 OPEN_THOUGHTS = re.compile(r"(?:<think>|\[THINK\])\s*\Z")  # at the end of a prompt
-OBJECT_HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+OBJECT_HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 CALL_KEYS = r'(?=\{\s*"(?:name|arguments|parameters|type|function|id)"\s*:)'  # the first one of a call
 PYTHON_WORDS = {"True": True, "False": False, "None": None}  # some templates show values as Python writes them
 JSON_TYPES: Mapping[type, tuple[str, ...]] = {
