@@ -206,8 +206,7 @@ def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: T
 
 def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
     """Return the sampler's laws `[T, V]` for logits, in float64 on the host; NaN where logits are not finite."""
-    warped_TV = sampler.warped(logits_TV).double()
-    return warped_TV.softmax(-1).cpu().numpy()
+    return sampler.warped(logits_TV).softmax(-1).cpu().numpy()
 
 
 # --- guesses for nodes of a tree --------------------------------------------------------------------------------------

@@ -514,6 +514,7 @@ def test_weights_of_four_bits_of_gpt_oss_are_unfolded_as_by_transformers(tmp_pat
             parts = ["down_proj"] if product == "down_proj" else ["gate_proj", "up_proj"]
             for first, part in enumerate(parts):
                 got = source.read(f"{before}.{expert}.{part}.weight")
+                assert got.shape == source.form(f"{before}.{expert}.{part}.weight").shape
                 assert torch.equal(got, whole[expert].T[first::len(parts)])
                 assert got.dtype == torch.bfloat16
 

@@ -144,6 +144,7 @@ def test_a_quantized_checkpoint_is_unfolded_to_what_its_codes_mean(plain, tmp_pa
     for name in wanted.names():
         assert got.form(name) == wanted.form(name)
         assert torch.equal(got.read(name), wanted.read(name)), name
+        assert torch.equal(wanted.map_stored(name), wanted.read(name)), name
     for source in (got, wanted):
         split_quietly(source.folder, tmp_path / f"{source.folder.name} split", "0+2+2")
     for rank in range(3):
