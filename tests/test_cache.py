@@ -128,11 +128,11 @@ class PlainRows:
             q, k, v = (torch.randn(heads, len(nodes), HEAD_DIM, dtype=torch.float64, generator=self.noise)
                        for heads in (HEADS, KV_HEADS, KV_HEADS))
             layers.append((2 * q, k, v))  # scores have a standard deviation of 2
-            held = [self.as_held(x) for x in (k, v)]
-            self.stored.update(((layer, node), [x[:, row] for x in held]) for row, node in enumerate(nodes))
+            rounded = [self.rounded(x) for x in (k, v)]
+            self.stored.update(((layer, node), [x[:, row] for x in rounded]) for row, node in enumerate(nodes))
         return layers
 
-    def as_held(self, x_KTE):
+    def rounded(self, x_KTE):
         """The numbers after rounding to the cache's bits."""
         if not self.cache.in_8_bits:
             return x_KTE.numpy()
@@ -142,15 +142,15 @@ class PlainRows:
 
     def attended(self, layer, q_HE, nodes):
         """Attention `[H, E]` of one row over these nodes."""
-        form = self.forms[layer]
+        layer_form = self.forms[layer]
         keys, values = (np.stack([self.stored[layer, node][i] for node in nodes], 1) for i in (0, 1))
         out = []
         for head, q_E in enumerate(q_HE.numpy()):
             scores = keys[head * KV_HEADS // HEADS] @ q_E / HEAD_DIM ** 0.5
-            if form.cap:
-                scores = form.cap * np.tanh(scores / form.cap)
+            if layer_form.cap:
+                scores = layer_form.cap * np.tanh(scores / layer_form.cap)
             weights = np.exp(scores)
-            sink = np.exp(form.sinks[head].item()) if form.sinks is not None else 0
+            sink = 0 if layer_form.sinks is None else np.exp(layer_form.sinks[head].item())
             out.append(weights @ values[head * KV_HEADS // HEADS] / (weights.sum() + sink))
         return np.stack(out)
 
@@ -190,6 +190,7 @@ class PlainRows:
 
 
 KV_HEADS, HEADS, HEAD_DIM = 2, 6, 4
+SINKS = torch.linspace(-2, 2, HEADS)
 
 
 @pytest.mark.parametrize("windows", [(), (6, 0), (3, 9, 3)], ids=str)
@@ -320,21 +321,21 @@ def test_a_block_that_is_guessed_at_once_sees_itself_whole_and_no_text_sees_it()
     plain.read([7, 30, 31], [6, 7, 7], text=1, mutual=True)
 
 
-@pytest.mark.parametrize("form", [AttentionForm(cap=1.5), AttentionForm(sinks=torch.linspace(-2, 2, HEADS)),
-                                  AttentionForm(5, 1.5, torch.linspace(-2, 2, HEADS))], ids=range(3))
+@pytest.mark.parametrize("first_form", [
+    AttentionForm(cap=1.5), AttentionForm(sinks=SINKS), AttentionForm(5, 1.5, SINKS)], ids=["cap", "sinks", "all"])
 @pytest.mark.parametrize("in_8_bits", [False, True])
-def test_soft_caps_and_sinks_are_those_of_numpy(form, in_8_bits):
-    plain = PlainRows((form.window, 0), in_8_bits)
-    plain.forms = [form, PLAIN]
+def test_soft_caps_and_sinks_are_those_of_numpy(first_form, in_8_bits):
+    plain = PlainRows((first_form.window, 0), in_8_bits)
+    plain.forms = [first_form, PLAIN]
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20, 21, 22], [8, 8, 20, 8])
 
 
-@pytest.mark.parametrize("form", [PLAIN, AttentionForm(sinks=torch.linspace(-2, 2, HEADS))], ids=["plain", "sinks"])
-def test_heads_that_are_widened_one_by_one_read_the_same(monkeypatch, form):
+@pytest.mark.parametrize("first_form", [PLAIN, AttentionForm(sinks=SINKS)], ids=["plain", "sinks"])
+def test_heads_that_are_widened_one_by_one_read_the_same(monkeypatch, first_form):
     monkeypatch.setattr(attention, "MAX_WIDENED", 1)
     plain = PlainRows(in_8_bits=True)
-    plain.forms = [form]
+    plain.forms = [first_form]
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20], [8, 8])
 
@@ -424,6 +425,7 @@ def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_
     room = [torch.empty(2, 5, 64, dtype=torch.float64) for _ in range(2)]
     found, _ = from_int8((codes, codes, scale, scale), room)
     assert bool(((found - x_KTE).abs() <= 0.5001 * scale).all())
+    assert scale.squeeze(-1).tolist() == (x_KTE.abs().amax(-1).clamp(min=1e-20) / 127).tolist()
     plain, small = (caches.TreeCache((3, 2, 50, 64),
                                      torch.float32, "cpu", (), eight)
                     for eight in (False, True))

@@ -242,7 +242,7 @@ def test_a_whole_model_writes_the_text_of_transformers_and_forgets_what_is_no_te
 
 
 def test_a_whole_model_is_quantized_to_the_blocks_that_are_asked_for(source):
-    plain, rough = (Whole(source, torch.float32, "cpu", kind) for kind in ("none", "Q8_0"))
+    plain, rough = (Whole(source, torch.float32, "cpu", block_type) for block_type in ("none", "Q8_0"))
     weight, rounded_weight = (model.body.layers["1"].self_attn.o_proj.weight for model in (plain, rough))
     blocks = gguf.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q8_0)
     assert torch.equal(rounded_weight, torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)))
@@ -254,9 +254,9 @@ def test_a_whole_model_is_quantized_to_the_blocks_that_are_asked_for(source):
 def test_a_product_in_c_has_the_numbers_of_weights_and_biases_of_every_type(dtype):
     shapes = (32, 64), (32,), (3, 64)
     weight, bias, x_TI = (random_tensor(seed, *shape).to(dtype) for seed, shape in enumerate(shapes))
-    made = NativeProducts(1).linear(weight, bias)
+    product = NativeProducts(1).linear(weight, bias)
     expected = x_TI.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(made(x_TI.float()).double(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(product(x_TI.float()).double(), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.skipif(not has_library(), reason="no native kernels")

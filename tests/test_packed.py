@@ -85,8 +85,8 @@ def bytes_of(weight, dtype, shape, block=None):
 
 def flat(packed_weight):
     """The same weight, with its scales in one dimension."""
-    made, meant = packed_weight
-    return {name: x.flatten() if name == "weight_scale" else x for name, x in made.items()}, meant
+    stored, meant = packed_weight
+    return {name: x.flatten() if name == "weight_scale" else x for name, x in stored.items()}, meant
 
 
 def blocks_of(weight):
@@ -212,9 +212,9 @@ HARM = {  # form of the checkpoint, the end of a tensor's name, a change to it, 
 }
 
 
-@pytest.mark.parametrize("form", ["gptq without an order", "awq"])
-def test_groups_that_share_the_inputs_unevenly_are_refused(plain, tmp_path, form):
-    source, _ = packed(plain, tmp_path, form)
+@pytest.mark.parametrize("packing", ["gptq without an order", "awq"])
+def test_groups_that_share_the_inputs_unevenly_are_refused(plain, tmp_path, packing):
+    source, _ = packed(plain, tmp_path, packing)
     with edited_tensors(source.folder) as tensors:
         scale_name = name_with_end(tensors, ".scales")
         zeros_name = scale_name.replace("scales", "qzeros")

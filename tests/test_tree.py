@@ -143,7 +143,7 @@ class PlainTree:
             if score >= floor:
                 self.add(parent, token, score)
 
-    def facts(self):
+    def state(self):
         scores = {path: self.scores[path] for path in self.guesses}
         return [*self.text], scores, self.unsent, self.unsent_text, self.accepted, self.num_misses, self.num_sent
 
@@ -157,7 +157,7 @@ def path_of(tree, node):
     return tuple(tokens)
 
 
-def facts_of(tree):
+def state_of(tree):
     def paths(nodes):
         return [path_of(tree, node) for node in nodes]
 
@@ -193,7 +193,7 @@ def test_any_sequence_of_operations_does_what_it_does_to_a_list_of_paths(seed, b
             offered = [(token, tree.nodes[node].score + score / 4 - token / 8) for token in range(4)]
             tree.offer([(node, *each) for each in offered], size, -2.0)
             plain.offer([(path, *each) for each in offered], size, -2.0)
-        assert facts_of(tree) == plain.facts()
+        assert state_of(tree) == plain.state()
 
     assert set(tree.nodes) == {*tree.trunk, *tree.live}
     assert tree.num_unsent == len(plain.unsent) + len(plain.unsent_text)
@@ -231,19 +231,19 @@ def test_text_that_the_target_holds_is_not_sent():
 def test_features_are_released_as_far_as_all_have_read_them_but_never_that_of_the_tip():
     tree = TokenTree(range(5), max_tokens=20)
 
-    def held():
+    def features():
         return [tree.nodes[node].hidden for node in tree.trunk]
 
     for node in tree.trunk:
         tree.nodes[node].hidden = "feature"
     tree.release(2)
-    assert held() == [None] * 2 + ["feature"] * 3
+    assert features() == [None] * 2 + ["feature"] * 3
     tree.release(9)
-    assert held() == [None] * 4 + ["feature"]
+    assert features() == [None] * 4 + ["feature"]
     tree.release(1)
     tree.settle(9)
     tree.release(9)
-    assert held() == [None] * 6
+    assert features() == [None] * 6
 
 
 def test_a_guess_that_the_law_excludes_is_not_sent_and_children_are_found_by_their_tokens():
