@@ -278,8 +278,23 @@ def test_a_damaged_head_and_a_config_of_another_model_are_refused(tmp_path):
     other.config["vocab_size"] = 54
     with refused("has shape (53, 32) instead of (54, 32)"):
         Whole(other, torch.float32, "cpu")
-    with edited_tensors(tmp_path / "base") as tensors:
-        tensors["lm_head.weight"][7, 3] = float("nan")
-    for make in (NativeWhole, lambda source: Whole(source, torch.float32, "cpu")) if has_library() else ():
-        with refused("lm_head.weight in", "is not finite"):
-            make(Unfolded(tmp_path / "base"))
+    for name in ("lm_head.weight", "model.layers.1.mlp.up_proj.weight"):
+        with edited_tensors(tmp_path / "base") as tensors:
+            tensors[name][7, 3] = float("nan")
+        for make in (NativeWhole, lambda source: Whole(source, torch.float32, "cpu")) if has_library() else ():
+            with refused(f"{name} in", "is not finite"):
+                make(Unfolded(tmp_path / "base"))
+        with edited_tensors(tmp_path / "base") as tensors:
+            tensors[name][7, 3] = 0
+
+
+def test_products_that_are_fused_share_the_memory_of_their_layers(source):
+    layer = Whole(source, torch.float32, "cpu").body.layers["2"]
+    for block, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))):
+        fused_weight = block.fused_product.keywords["weight"]
+        parts = [getattr(block, name).weight for name in names]
+        assert torch.equal(torch.cat(parts), fused_weight)
+        end = fused_weight.data_ptr()
+        for part in parts:
+            assert part.data_ptr() == end
+            end += part.numel() * part.element_size()
