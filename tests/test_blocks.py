@@ -251,6 +251,17 @@ def test_a_split_holds_the_numbers_of_the_file(tmp_path):
             assert torch.equal(part.weights.read(name).float(), expected.read(name)), name
 
 
+@needs_kernels
+@pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output.weight"])
+def test_a_scale_in_blocks_that_is_no_number_is_refused(tmp_path, name):
+    folder = described_in(tmp_path, (Kind.Q8_0,))
+    NativeWhole(Unfolded(folder))
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf", "r+").tensors}
+    tensors[name][0, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    with refused("is not finite (NaN or infinity)"):
+        NativeWhole(Unfolded(folder))
+
+
 def test_a_gguf_file_that_is_gone_is_named(tmp_path):
     folder = described_in(tmp_path)
     (tmp_path / "model.gguf").unlink()
