@@ -14,6 +14,7 @@ from launch.memory import PACKED_BYTES, need
 from launch.spec import RankSpec
 from launch.split.write import Layout, check
 from model.native.compiler import library
+from model.native.packing import INT8
 from model.weights.blocks import BLOCK_TYPES, QUANTIZERS, block_type, coded_weight, plain_shape, quantize, unfold
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
 from model.weights.parts import Part
@@ -255,7 +256,7 @@ def test_a_split_holds_the_numbers_of_the_file(tmp_path):
 @pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output.weight"])
 def test_a_scale_in_blocks_that_is_no_number_is_refused(tmp_path, name):
     folder = described_in(tmp_path, (Kind.Q8_0,))
-    NativeWhole(Unfolded(folder))
+    assert NativeWhole(Unfolded(folder)).lm_head.product._weight.form == INT8
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf", "r+").tensors}
     tensors[name][0, :2] = np.array([np.nan], np.float16).view(np.uint8)
     with refused("is not finite (NaN or infinity)"):
