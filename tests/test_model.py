@@ -171,7 +171,8 @@ ROPES = [("default", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3), ("yar
          ("yarn", {**YARN, "factor": 1.0}), ("yarn", {**YARN, "attention_factor": 1.7}),
          ("yarn", {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}), ("yarn", {**YARN, "mscale": 0.7}),
          ("yarn", {**YARN, "beta_fast": 4000.0, "beta_slow": 0.001}),
-         ("yarn", {"factor": 4.0}), ("yarn", {**YARN, "original_max_position_embeddings": 4_000_000}),
+         ("yarn", {**YARN, "beta_fast": 8.0, "beta_slow": 3.0, "truncate": False}), ("yarn", {"factor": 4.0}),
+         *(("yarn", {**YARN, "original_max_position_embeddings": length}) for length in (6, 4_000_000)),
          ("longrope", LONG), ("longrope", {**LONG, "factor": 1.0, "original_max_position_embeddings": 256}),
          ("longrope", {**LONG, "attention_factor": 1.3})]
 
@@ -192,13 +193,13 @@ def test_rotary_tables_are_those_of_transformers(rope, scaling, theta):
     cos_TE, sin_TE = (x[0] for x in table(torch.zeros(1), position_T[None]))
 
     ours = Rotary(LlamaConfig.read({**fields, "rope_scaling": rope_scaling}).within(256).turns)
-    for dtype in (torch.float32, torch.float64):
+    for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-4), (torch.bfloat16, 0.04)):
         x_THE = random_tensor(4, 8, 3, 16).to(dtype)
         turned = rotate(x_THE, *ours.at(position_T, x_THE))
         halves = torch.cat((-x_THE[..., 8:], x_THE[..., :8]), -1)
         expected = x_THE * cos_TE[:, None] + halves * sin_TE[:, None]
         assert turned.dtype == dtype
-        torch.testing.assert_close(turned, expected.to(dtype), atol=1e-4 if theta == 33 else 3e-5, rtol=0)
+        torch.testing.assert_close(turned, expected.to(dtype), atol=bound, rtol=0)
 
 
 def test_only_the_first_dimensions_are_rotated_where_a_share_is():
