@@ -98,8 +98,7 @@ class LlamaConfig:
             scaling["factor"], context = context / trained_context, min(context, int(trained_context))
 
         # biases
-        has_bias = fields.get("attention_bias") if "attention_bias" in family.allowed else family.qkv_bias
-        qkv_bias = fields.get("qkv_bias", bool(has_bias))  # of EAGLE heads for Qwen2
+        qkv_bias = bool(fields["attention_bias"]) if "attention_bias" in family.reads else family.qkv_bias
 
         intermediate_name = family.experts[1] if family.experts else "intermediate_size"
         sizes = LlamaConfig(

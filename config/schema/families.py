@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log
-from typing import Any, Iterator, Mapping, Tuple
+from typing import Any, Iterator, Mapping, Sequence, Tuple
 
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import short_repr
@@ -19,13 +19,16 @@ OPT = (
     (r"\.self_attn_layer_norm\.", ".input_layernorm."), (r"\.final_layer_norm\.", ".post_attention_layernorm."),
     (r"\.out_proj\.", ".o_proj."), (r"\.fc1\.", ".mlp.up_proj."), (r"\.fc2\.", ".mlp.down_proj."))
 GLM4 = (r"\.post_self_attn_layernorm\.", ".after_attention."), (r"\.post_mlp_layernorm\.", ".after_mlp.")
-GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+SIZES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+         "max_position_embeddings", "tie_word_embeddings")  # which every family reads
+POSITIONS = "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings", "partial_rotary_factor"
+ROTATED = (*POSITIONS, "intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")  # all but OPT read these
 GEMMA3 = {  # most of which published configs of Gemma 3 omit
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
     "sliding_window": 4096}
 GPT_OSS = {
-    "attention_bias": True, "swiglu_limit": 7.0, "sliding_window": 128, "rope_theta": 150000.0,
+    "swiglu_limit": 7.0, "sliding_window": 128, "rope_theta": 150000.0, "num_key_value_heads": 8, "head_dim": 64,
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                      "original_max_position_embeddings": 4096}}
 MIXTRAL = (
@@ -33,10 +36,20 @@ MIXTRAL = (
     (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
 FLAGGED = "use_sliding_window", "sliding_window"
 QWEN_WINDOWS = (*FLAGGED, "max_window_layers", "layer_types")
-WINDOWS_OF_QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
+GLM = {"partial_rotary_factor": 0.5, "attention_bias": True, "num_key_value_heads": 2, "head_dim": 128}
 MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
 LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
-ANY = object()  # for a field that may have any value of its kind
+
+# fields that a family reads, but with which only some values are supported
+Supported = Mapping[str, Tuple[Any, ...]]
+GATE: Supported = {"hidden_act": ("silu", "swish")}
+PLAIN: Supported = {**GATE, "partial_rotary_factor": (1, None)}
+UNBIASED: Supported = {**PLAIN, "attention_bias": (False, None)}
+LLAMA: Supported = {**UNBIASED, "mlp_bias": (False, None)}
+GEMMA: Supported = {
+    "hidden_activation": ("gelu_pytorch_tanh",), "partial_rotary_factor": (1, None), "attention_bias": (False, None),
+    "use_bidirectional_attention": (False, None)}
 
 
 @dataclass(frozen=True)
@@ -63,70 +76,79 @@ class Family:
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     names: Renamed = ()  # of tensors
-    reads: tuple[str, ...] = ()  # fields that only some families read; in a config of another they have no effect
-    allowed: Mapping[str, Any] = field(default_factory=dict)  # allowed values that differ from `SUPPORTED`
+    reads: tuple[str, ...] = ()  # fields in addition to those of every family; any other has no effect
+    supported: Supported = field(default_factory=lambda: LLAMA)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields, not of null ones
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of a `config.json` that its class in `transformers` reads, as far as they change what it computes;
+        a value that is not `supported` is refused."""
+        expert_fields = (*self.experts, "num_experts_per_tok", "num_local_experts") if self.experts else ()
+        return frozenset((*SIZES, *(ROTATED if self.rotary else ()), *expert_fields, *self.reads, *self.supported))
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "llama": Family("LlamaForCausalLM"),
-    "mistral": Family("MistralForCausalLM", reads=("sliding_window",), defaults={"sliding_window": 4096}),
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
-    "qwen3": Family("Qwen3ForCausalLM", head_norms=True, reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
+    "mistral": Family("MistralForCausalLM", reads=("sliding_window",), supported=PLAIN,
+                      defaults={"sliding_window": 4096, "num_key_value_heads": 8}),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, reads=QWEN_WINDOWS, supported=PLAIN, defaults=QWEN),
+    "qwen3": Family("Qwen3ForCausalLM", head_norms=True, reads=QWEN_WINDOWS, supported=UNBIASED,
+                    defaults={**QWEN, "head_dim": 128}),
     "mimo": Family("MiMoForCausalLM", qkv_bias=True,  # a Qwen2 with additional layers for multi-token prediction
-                   reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
+                   reads=QWEN_WINDOWS, supported=PLAIN, defaults=QWEN),
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
-                  gated=False, tied=True, names=OPT),
+                  gated=False, tied=True, names=OPT, reads=("ffn_dim", "word_embed_proj_dim"),
+                  supported={"activation_function": ("relu",), "enable_bias": (True,),
+                             "layer_norm_elementwise_affine": (True,),
+                             # OPT-350m differs in these
+                             "do_layer_norm_before": (True,), "_remove_final_layer_norm": (False, None)}),
     "smollm3": Family("SmolLM3ForCausalLM", tied=True,
                       reads=(*FLAGGED, "layer_types", "no_rope_layers", "no_rope_layer_interval"),
-                      defaults={"no_rope_layer_interval": 4, "use_sliding_window": False, "rope_theta": 2e6}),
-    "phi3": Family("Phi3ForCausalLM", reads=("sliding_window",), allowed={"partial_rotary_factor": ANY},
+                      defaults={"no_rope_layer_interval": 4, "use_sliding_window": False, "rope_theta": 2e6,
+                                "num_key_value_heads": 4}),
+    "phi3": Family("Phi3ForCausalLM", reads=("sliding_window",), supported=GATE,
                    defaults={"original_max_position_embeddings": 4096}),
-    "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER),
+    "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER, supported=UNBIASED),
     "granite": Family("GraniteForCausalLM", reads=MULTIPLIERS, defaults={"attention_multiplier": 1.0}),
-    "glm": Family("GlmForCausalLM", neighbours=True, allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
-                  defaults={"partial_rotary_factor": 0.5, "attention_bias": True}),
+    "glm": Family("GlmForCausalLM", neighbours=True, reads=("attention_bias",), supported=GATE, defaults=GLM),
     "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
-                   allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
-                   defaults={"partial_rotary_factor": 0.5, "attention_bias": True}),
-    "ministral": Family("MinistralForCausalLM", reads=("sliding_window", "layer_types"),
-                        defaults={"sliding_window": 4096}),
+                   reads=("attention_bias",), supported=GATE, defaults=GLM),
+    "ministral": Family("MinistralForCausalLM", reads=("sliding_window", "layer_types"), supported=PLAIN,
+                        defaults={"sliding_window": 4096, "num_key_value_heads": 8}),
     "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, norm_weight_plus_one=True, scaled=True,
-                     gelu=True, windows=2, names=SANDWICH, allowed=GELU,
+                     gelu=True, windows=2, names=SANDWICH, supported=GEMMA,
                      reads=("sliding_window", "layer_types", "query_pre_attn_scalar", "attn_logit_softcapping",
                             "final_logit_softcapping"),
                      defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
-                               "final_logit_softcapping": 30.0}),
+                               "final_logit_softcapping": 30.0, "num_key_value_heads": 4, "head_dim": 256}),
     "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, norm_weight_plus_one=True, scaled=True,
-                          gelu=True, head_norms=True, windows=6, names=SANDWICH, defaults=GEMMA3,
+                          gelu=True, head_norms=True, windows=6, names=SANDWICH, supported=GEMMA, defaults=GEMMA3,
                           reads=("sliding_window", "layer_types", "sliding_window_pattern", "query_pre_attn_scalar",
-                                 "final_logit_softcapping", "rope_local_base_freq"),
-                          allowed={**GELU, "use_bidirectional_attention": False}),
-    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, reads=("sliding_window",),
-                      defaults={"num_experts_per_tok": 2, "rope_theta": 1e6}),
+                                 "final_logit_softcapping", "rope_local_base_freq")),
+    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL,
+                      reads=("sliding_window",), supported=PLAIN,
+                      defaults={"num_experts_per_tok": 2, "rope_theta": 1e6, "num_key_value_heads": 8}),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, reads=(*FLAGGED, "norm_topk_prob"),
-                        defaults={"norm_topk_prob": False, "use_sliding_window": False, "sliding_window": 4096},
+                        supported={**UNBIASED, "mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+                        defaults={"norm_topk_prob": False, "use_sliding_window": False, "sliding_window": 4096,
+                                  "num_key_value_heads": 4},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
                       windows=2, experts=LOCAL_EXPERTS, reads=("sliding_window", "layer_types"),
-                      allowed={"attention_bias": ANY}, defaults=GPT_OSS),
-}
-DISTINCT = {name for family in FAMILIES.values() for name in family.reads}
-SUPPORTED = {  # optional fields, and their only supported values
-    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
-    "mlp_only_layers": [], "decoder_sparse_step": 1,
-    # OPT's; its 350m differs in the first two
-    "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
-    "enable_bias": True, "layer_norm_elementwise_affine": True,
+                      supported={"partial_rotary_factor": (1, None), "attention_bias": (True,),
+                                 "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)}, defaults=GPT_OSS),
 }
 ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the fields that each requires
     "default": (), "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",), "longrope": ("short_factor", "long_factor"),
 }
+TRAINED_LENGTH = "original_max_position_embeddings"
+TRAINED = "yarn", "longrope"  # kinds that depend on the trained length, which may be max_position_embeddings
 YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
         "truncate")  # optional fields in addition to its factor
-NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "rms_norm_eps")
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
 
 
 def published(name: str, family: Family) -> str:
@@ -137,29 +159,34 @@ def published(name: str, family: Family) -> str:
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `config.json` under uniform names. Raises ValueError if it is not supported."""
-    family = FAMILIES.get(config.get("model_type") or "llama")
-    expert_fields = family.experts if family else ()
-
-    # fields that the family reads, with its defaults
-    ignored_fields = DISTINCT.difference(family.reads if family else ())
-    with_defaults = {**(family.defaults if family else {}), **config}
-    config = {name: value for name, value in with_defaults.items() if name not in ignored_fields}
+    """Return the fields of a `config.json` that its family reads, under uniform names. Raises ValueError if it is not
+    supported."""
+    model_type = config.get("model_type") or "llama"
+    _refuse_others("model_type", model_type, tuple(FAMILIES))
+    family = FAMILIES[model_type]
+    if config.get("rope_parameters"):  # then rope_scaling is not omitted, but has another name
+        config = {"rope_scaling": None, **config}
+    config = {name: value for name, value in {**family.defaults, **config}.items() if name in family.fields}
 
     # uniform names
     rope_fields = _rope_fields(config)
-    fields = {**config, **_uniform_rope_fields(config, rope_fields)}
-    fields["model_type"] = fields.get("model_type") or "llama"
-    if expert_fields:  # transformers 5 always names their number num_local_experts
-        fields[expert_fields[0]] = fields.get(expert_fields[0]) or fields.get("num_local_experts")
+    check(rope_fields, ROPE, "config.json")
+    fields = {**config, "model_type": model_type, **_uniform_rope_fields(config, rope_fields)}
+    if family.experts:  # transformers 5 always names their number num_local_experts
+        fields[family.experts[0]] = fields.get(family.experts[0]) or fields.get("num_local_experts")
+    if not family.rotary:  # OPT calls the first ffn_dim, and has no field for the second
+        fields.update(intermediate_size=fields.get("ffn_dim"), rms_norm_eps=1e-5)
 
     # checks
-    _refuse_others(fields, rope_fields)
-    if fields["model_type"] == "opt":  # it calls the first ffn_dim, and has no field for the second
-        fields.update(intermediate_size=fields.get("ffn_dim"), rms_norm_eps=1e-5)
-    needed_for_experts = (*expert_fields, "num_experts_per_tok") if expert_fields else ()
-    needed_for_rope = ROTARY[fields["rope_type"]]
-    check(fields, {}, "config.json", needed=(*NEEDED, *needed_for_rope, *needed_for_experts))
+    rope_type = fields["rope_type"]
+    _refuse_rope(rope_type, rope_fields)
+    _refuse_ambiguous(config, rope_type)
+    for name, supported_values in family.supported.items():
+        if name in fields:
+            _refuse_others(name, fields[name], supported_values)
+    needed_for_mlp = (*family.experts, "num_experts_per_tok") if family.experts else ("intermediate_size",)
+    needed_for_rope = (*ROTARY[rope_type], "max_position_embeddings") if rope_type in TRAINED else ROTARY[rope_type]
+    check(fields, {**CONFIG, **ROPE}, "config.json", needed=(*NEEDED, *needed_for_rope, *needed_for_mlp))
     contradiction = next(_contradictions(fields), "")
     if contradiction:
         raise ValueError(f"config.json says {contradiction}; copy it again from the model")
@@ -172,17 +199,19 @@ def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     The latter may be those of the kinds of layers; then they are the fields of layers with full attention.
     """
     parameters = config.get("rope_parameters") or {}
-    rope_fields = dict(config.get("rope_scaling") or {})
-    rope_fields.update(parameters.get("full_attention", parameters))
-    return rope_fields
+    full_layers = parameters.get("full_attention") or {}
+    return {**full_layers, **(config.get("rope_scaling") or ({} if full_layers else parameters))}
 
 
 def _uniform_rope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what replaces fields of the config: those of rotary positions, under transformers 4's names."""
-    without_effect = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling
+    without_effect = {TRAINED_LENGTH: None}  # outside of rope_scaling, but for longrope
     uniform = {**without_effect, **{name: value for name, value in rope_fields.items() if name in ROPE}}
+    if "truncate" in rope_fields:
+        uniform["truncate"] = bool(rope_fields["truncate"])
 
     sliding_layers = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    _refuse_others("rope_type of sliding_attention", sliding_layers.get("rope_type"), ("default", None))
     uniform["rope_local_base_freq"] = sliding_layers.get("rope_theta") or config.get("rope_local_base_freq")
     uniform["rope_type"] = rope_fields.get("rope_type") or rope_fields.get("type") or "default"
     if uniform["rope_type"] == "longrope":
@@ -191,37 +220,50 @@ def _uniform_rope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, An
 
 
 def _longrope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trained length, which may be outside of `rope_scaling`, and the factor of attention scores."""
-    key = "original_max_position_embeddings"
-    trained_length = rope_fields.get(key) or config.get(key)
-    max_length, factor = config.get("max_position_embeddings") or 0, rope_fields.get("factor") or 1
+    """Return the trained length, by preference that outside of `rope_scaling`, and the factor of attention scores."""
+    length_outside, factor = config.get(TRAINED_LENGTH), rope_fields.get("factor")
+    trained_length = length_outside or rope_fields.get(TRAINED_LENGTH) or config.get("max_position_embeddings") or 0
 
-    fields = {key: trained_length or max_length}
-    has_factor = rope_fields.get("attention_factor")
-    if not trained_length and factor > 1 and max_length > 1 and not has_factor:
-        fields["attention_factor"] = (1 + log(factor) / log(max_length)) ** 0.5
+    fields = {TRAINED_LENGTH: trained_length or None}
+    if factor and trained_length > 1 and not length_outside and not rope_fields.get("attention_factor"):
+        fields["attention_factor"] = (1 + max(0.0, log(factor) / log(trained_length))) ** 0.5
     return fields
 
 
-def _refuse_others(fields: Mapping[str, Any], rope_fields: Mapping[str, Any]) -> None:
-    """Raise ValueError if a field has a value that is not supported for its family."""
-    unknown_rope_fields = {
-        name: value for name, value in rope_fields.items() if name not in ROPE and value is not None}
-    checks: list[tuple[str, Any, Any]] = [  # name, value, supported values
-        ("model_type", fields["model_type"], FAMILIES),
-        ("rope_scaling", fields["rope_type"], ROTARY),
-        ("rope_scaling", unknown_rope_fields, ({},))]
+def _refuse_rope(rope_type: str, rope_fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if rotary positions are of an unsupported kind, or have fields that are not read."""
+    unknown_fields = {name: value for name, value in rope_fields.items() if name not in ROPE and value is not None}
+    _refuse_others("rope_scaling", rope_type, tuple(ROTARY))
+    _refuse_others("rope_scaling", unknown_fields, ({},))
+    _refuse_others("type in rope_scaling", rope_fields.get("type"), (rope_type, None))
 
-    family = FAMILIES.get(fields["model_type"])
-    allowed_by_family = family.allowed if family else {}
-    supported = {**SUPPORTED, **allowed_by_family, "word_embed_proj_dim": fields.get("hidden_size")}
-    checks += [(name, fields.get(name), (only_value, None))
-               for name, only_value in supported.items() if only_value is not ANY]
 
-    for name, value, supported_values in checks:
-        if value not in supported_values:
-            advice = " or ".join(repr(each) for each in supported_values if each is not None) or "unquantized weights"
-            raise ValueError(f"config.json says {name}={short_repr(value)}, which is not supported (only {advice})")
+def _refuse_ambiguous(config: Mapping[str, Any], rope_type: str) -> None:
+    """Raise ValueError if a field inside `rope_scaling` is another outside, since versions of transformers differ in
+    which counts."""
+    inside, max_length = config.get("rope_scaling") or {}, config.get("max_position_embeddings")
+    if not inside:
+        return
+
+    length_outside = config.get(TRAINED_LENGTH) or (max_length if rope_type == "longrope" else None)
+    length_inside = inside.get(TRAINED_LENGTH) or (max_length if rope_type == "yarn" else None)
+    outside_values = {
+        "rope_theta": (inside.get("rope_theta"), config.get("rope_theta") or 10000),
+        "partial_rotary_factor": (inside.get("partial_rotary_factor"), config.get("partial_rotary_factor") or 1),
+        TRAINED_LENGTH: (length_inside, length_outside)}
+    if rope_type == "longrope" and config.get(TRAINED_LENGTH) and max_length:
+        outside_values["factor"] = inside.get("factor"), max_length / length_outside
+
+    for name, (value, outside_value) in outside_values.items():
+        if outside_value is not None:
+            _refuse_others(f"{name} in rope_scaling", value, (outside_value, None))
+
+
+def _refuse_others(name: str, value: Any, supported_values: Sequence[Any]) -> None:
+    """Raise ValueError if a field has a value that is not supported."""
+    if value not in supported_values:
+        advice = " or ".join(repr(each) for each in supported_values if each is not None)
+        raise ValueError(f"config.json says {name}={short_repr(value)}, which is not supported (only {advice})")
 
 
 def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -254,6 +296,10 @@ def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
     if family.experts and fields["num_experts_per_tok"] > fields[family.experts[0]]:
         yield (f"num_experts_per_tok={fields['num_experts_per_tok']}, but "
                f"{family.experts[0]}={fields[family.experts[0]]}")
+    if fields.get("sliding_window") == 0 and windows({**fields, "sliding_window": 1}, family):
+        yield "sliding_window=0, with which no token would see another (without windows it is null)"
+    if fields.get("word_embed_proj_dim") not in (None, hidden_size):
+        yield f"word_embed_proj_dim={fields['word_embed_proj_dim']}, but hidden_size={hidden_size}"
     for name in ("layer_types", "no_rope_layers"):
         entries, num_layers = fields.get(name) or (), fields["num_hidden_layers"]
         if len(set(entries)) > 1 and len(entries) != num_layers:
@@ -265,13 +311,14 @@ def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
 def windows(fields: Mapping[str, Any], family: Family) -> tuple[int, ...]:
     """Return the attention window of each layer in positions, 0 for none; empty if no layer has a window."""
     window_size, num_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
-    if not window_size or not fields.get("use_sliding_window", True):
+    layer_types, is_smollm3 = fields.get("layer_types"), "no_rope_layers" in family.reads
+    has_flag = fields.get("use_sliding_window", True) or is_smollm3 and layer_types is not None
+    if not window_size or not has_flag:
         return ()
 
-    layer_types = fields.get("layer_types")
     if layer_types is not None:
         has_window = [layer_type == "sliding_attention" for layer_type in layer_types]
-    elif "no_rope_layers" in family.reads:
+    elif is_smollm3:
         has_window = list(unturned(fields))
     else:
         full_interval = fields.get("sliding_window_pattern") or family.windows

@@ -60,7 +60,7 @@ TOKEN = integer(0, (1 << 24) - 1)
 END_TOKENS = list_of(TOKEN, 1024)
 TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
 WAVE = number(1, 1e12)  # below 1, waves of rotary positions would be shorter than the distance between positions
-SCALE, PART = number(1, 1e6), number(0, 1)
+SCALE, PART, TRAINED = number(1, 1e6), number(1e-6, 1), number(2, 1 << 24)
 CAP = number(1e-6, 1e6)
 ROWS_OR_NONE = integer(0, 1 << 24)
 STRETCHES = list_of(SCALE, 1 << 12)
@@ -74,18 +74,19 @@ CONFIG = _by_name(
     (ROWS_OR_NONE, "max_window_layers sliding_window"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling"""),
-    (FLAG, "use_sliding_window norm_topk_prob tie_word_embeddings qkv_bias"),
+    (FLAG, "use_sliding_window norm_topk_prob tie_word_embeddings"),
     (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config dflash_config"),
     (WAVE, "rope_theta rope_local_base_freq"),
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
     (number(1e-30, 1), "rms_norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),
+    (TRAINED, "original_max_position_embeddings"),
     (list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "layer_types"),
     (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"), (FLAG, "truncate"),
     (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),
     (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
-    (number(1, 1 << 24), "original_max_position_embeddings"), (PART, "partial_rotary_factor"))
+    (TRAINED, "original_max_position_embeddings"), (PART, "partial_rotary_factor"))
 GENERATION = {"eos_token_id": TOKENS}
 
 

@@ -29,7 +29,7 @@ from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half
 from model.weights.parts import tensor_shapes
 from model.weights.unfold import FUSED_LAYERS
 
-FOLDER_FORM = 4  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
+FOLDER_FORM = 5  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
 PART_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 
 ROPE_FACTORS, LONGROPE_FACTORS = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -230,6 +230,8 @@ class GgufFile:
         config.update({**architecture.defaults, **present_values}, **self._token_ids())
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
+        if config.get("sliding_window") == 0:  # as llama.cpp's converter writes that there are no windows
+            config["sliding_window"] = None
         if model_type == "llama" and config.get("sliding_window"):
             config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
         check({**config, "rope_scaling": None}, CONFIG, "its metadata")
