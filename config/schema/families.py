@@ -144,8 +144,7 @@ ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the fie
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",), "longrope": ("short_factor", "long_factor"),
 }
-TRAINED_LENGTH = "original_max_position_embeddings"
-TRAINED = "yarn", "longrope"  # kinds that depend on the trained length, which may be max_position_embeddings
+TRAINED_LENGTH = "original_max_position_embeddings"  # of yarn and longrope; by default max_position_embeddings
 YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
         "truncate")  # optional fields in addition to its factor
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
@@ -185,7 +184,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
         if name in fields:
             _refuse_others(name, fields[name], supported_values)
     needed_for_mlp = (*family.experts, "num_experts_per_tok") if family.experts else ("intermediate_size",)
-    needed_for_rope = (*ROTARY[rope_type], "max_position_embeddings") if rope_type in TRAINED else ROTARY[rope_type]
+    needs_max_length = rope_type == "longrope" or rope_type == "yarn" and not fields.get(TRAINED_LENGTH)
+    needed_for_rope = (*ROTARY[rope_type], *(("max_position_embeddings",) if needs_max_length else ()))
     check(fields, {**CONFIG, **ROPE}, "config.json", needed=(*NEEDED, *needed_for_rope, *needed_for_mlp))
     contradiction = next(_contradictions(fields), "")
     if contradiction:
