@@ -365,7 +365,8 @@ def test_the_windows_of_layers_are_read_from_either_kind_of_config():
 # An omitted one changes results without an error.
 SILENT = """use_sliding_window sliding_window max_window_layers rope_theta rope_scaling attention_bias no_rope_layers
     no_rope_layer_interval query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping attention_multiplier
-    residual_multiplier logits_scaling norm_topk_prob rope_local_base_freq original_max_position_embeddings""".split()
+    residual_multiplier logits_scaling norm_topk_prob rope_local_base_freq original_max_position_embeddings
+    tie_word_embeddings head_dim""".split()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -382,32 +383,6 @@ def test_an_omitted_field_has_the_value_that_transformers_gives_it(name):
         assert read == expected, field
 
 
-UNREAD = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1, "layer_types": LOCAL,
-          "sliding_window_pattern": 3, "no_rope_layers": [1, 0, 1, 0], "no_rope_layer_interval": 2,
-          "rope_local_base_freq": 77.0, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0,
-          "final_logit_softcapping": 2.0, "embedding_multiplier": 9.0, "residual_multiplier": 0.1,
-          "attention_multiplier": 0.7, "logits_scaling": 9.0, "norm_topk_prob": True}
-READERS = {  # by family: the fields above that its class in transformers computes with
-    "mistral": "sliding_window", "mixtral": "sliding_window", "phi3": "sliding_window",
-    "qwen2": "sliding_window use_sliding_window max_window_layers layer_types",
-    "qwen3": "sliding_window use_sliding_window max_window_layers layer_types",
-    "qwen3_moe": "sliding_window use_sliding_window norm_topk_prob",
-    "smollm3": "sliding_window use_sliding_window layer_types no_rope_layers no_rope_layer_interval",
-    "ministral": "sliding_window layer_types", "gpt_oss": "sliding_window layer_types",
-    "gemma2": "sliding_window layer_types query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping",
-    "gemma3_text": "sliding_window layer_types sliding_window_pattern query_pre_attn_scalar final_logit_softcapping "
-                   "rope_local_base_freq",
-    "granite": "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_field_has_an_effect_only_in_families_that_read_it(name):
-    config = config_of(name)
-    read = READERS.get(config["model_type"], "").split()
-    others = {field: value for field, value in UNREAD.items() if field not in read}
-    assert LlamaConfig.read({**config, **others}) == LlamaConfig.read(config)
-
-
 def test_a_field_that_is_null_is_not_omitted():
     assert sizes_of("mistral", sliding_window=None).windows == ()
     bare = sizes_of("gemma2", attn_logit_softcapping=None, sliding_window=None)
@@ -421,6 +396,32 @@ def test_a_smollm3_has_windows_in_layers_without_rotary_positions():
     assert sizes_of("smollm3", layer_types=None, **flags).windows == (0, 0, 0, 16)
 
 
+def test_a_smollm3_with_a_list_of_layers_needs_no_flag_for_their_windows():
+    listed = sizes_of("smollm3", layer_types=LOCAL, use_sliding_window=False, sliding_window=16)
+    assert listed.windows == (16, 0, 16, 0)
+    assert sizes_of("qwen2.5", layer_types=LOCAL, use_sliding_window=False, sliding_window=16).windows == ()
+
+
+def test_rope_parameters_replace_the_default_scaling_of_a_gpt_oss_as_a_whole():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
+    config = {name: value for name, value in config_of("gpt-oss").items() if name != "rope_scaling"}
+    read = LlamaConfig.read({**config, "rope_parameters": {**scaling, "rope_theta": 77.0}})
+    assert read.scaling == {name: scaling[name] for name in ("factor", "original_max_position_embeddings")}
+    assert read.theta == 77.0 and "truncate" in LlamaConfig.read(config).scaling
+
+
+def test_the_length_outside_of_rope_scaling_is_that_of_longrope():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "longrope", "short_factor": [1.5] * 6, "long_factor": [2.0] * 6, "factor": 4.0}
+    theirs = config_class("Llama")(**GATED, rope_scaling=scaling, original_max_position_embeddings=40)
+    _, loudness = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu")
+    inside = {**scaling, "original_max_position_embeddings": 80}
+    sizes = sizes_of("llama 3.1", rope_theta=10000.0, rope_scaling=None, rope_parameters=inside,
+                     original_max_position_embeddings=40)
+    assert Rotary(sizes.turns).attention_factor() == pytest.approx(loudness) and sizes.context == 40
+
+
 def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -432,9 +433,9 @@ def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
     assert torch.allclose(Rotary(turns).frequency(), waves)
 
 
-def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so():
+def test_a_new_head_of_a_qwen2_has_biases():
     for config, bias in ((config_of("qwen2.5"), True), (config_of("llama 3.1"), False),
-                         (config_of("llama 3.1", qkv_bias=True), True)):
+                         (config_of("llama 3.1", qkv_bias=True), False)):
         names = {name for name, _ in EagleHead(LlamaConfig.read(config), bias=True).named_parameters()}
         assert ("layers.0.self_attn.q_proj.bias" in names) == bias and "layers.0.self_attn.o_proj.bias" not in names
 
@@ -456,8 +457,30 @@ REFUSED = {
     "biases of its feed-forward": ("llama 3.1", {"mlp_bias": True}, "mlp_bias=True"),
     "partial rotary positions": ("llama 3.1", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     "the same as transformers 5 writes it": (
-        "llama 3.1", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-    "dynamic rotary positions": ("opt", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "llama 3.1", {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor=0.5"),
+    "kinds of rotary positions that differ": (
+        "llama 3.1", {"rope_scaling": {**LLAMA3, "type": "linear"}}, "type in rope_scaling='linear'"),
+    "scaled positions of layers with windows": (
+        "gemma3", {"rope_scaling": None, "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+        "rope_type of sliding_attention='linear'"),
+    "waves inside rope_scaling that are others outside": (
+        "llama 3.1", {"rope_scaling": {**LLAMA3, "rope_theta": 7.0}}, "rope_theta in rope_scaling=7.0"),
+    "a trained length that is another outside": (
+        "mistral, yarn", {"original_max_position_embeddings": 80}, "original_max_position_embeddings in rope_scaling=40"),
+    "longrope with a trained length that only transformers 5 reads": (
+        "llama 3.1", {"rope_scaling": {**LONG, "original_max_position_embeddings": 40}},
+        "original_max_position_embeddings in rope_scaling=40"),
+    "a factor of longrope that contradicts the lengths": (
+        "llama 3.1", {"rope_scaling": {**LONG, "factor": 3.0}, "original_max_position_embeddings": 40},
+        "factor in rope_scaling=3.0"),
+    "longrope without any length": (
+        "llama 3.1", {"rope_scaling": LONG, "max_position_embeddings": None}, "does not give max_position_embeddings"),
+    "a window of no token": ("mistral", {"sliding_window": 0}, "sliding_window=0, with which no token"),
+    "a fused projection of OPT-350m": ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim=16, but hidden_size=48"),
+    "a GPT-OSS without biases": ("gpt-oss", {"attention_bias": False}, "attention_bias=False"),
+    "no rotation": ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor=0, which should be a number from 1e-06"),
+    "dynamic rotary positions": ("llama 3.1", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
                                  "rope_scaling='dynamic'"),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     "an OPT without biases": ("opt", {"enable_bias": False}, "enable_bias=False"),

@@ -4,6 +4,7 @@ Weights are drawn so that scores are of order one: with smaller ones every softm
 rotations would hardly matter. Texts are longer than the windows and than the trained length of scaled positions.
 """
 import hashlib
+import inspect
 import json
 
 import pytest
@@ -200,6 +201,20 @@ def test_a_value_is_refused_by_name_only_where_transformers_computes_something_e
                 assert moves(Compared({**config, field: value}, tmp_path / "changed"), base), field
             except (RuntimeError, AttributeError):  # it cannot compute such a model either
                 assert field in ("partial_rotary_factor", "layer_norm_elementwise_affine")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_an_omitted_field_has_the_default_of_its_class(model_type):
+    their_class, defaults = config_class(KINDS[model_type]), FAMILIES[model_type].defaults
+    parameters = inspect.signature(their_class.__init__).parameters
+    named = [field for field in defaults if field in parameters]
+    assert {field: defaults[field] for field in named} == {field: parameters[field].default for field in named}
+
+    theirs = their_class()
+    num_heads, head_dim = theirs.num_attention_heads, theirs.hidden_size // theirs.num_attention_heads
+    for field, usual_value in (("num_key_value_heads", num_heads), ("head_dim", head_dim), ("rope_theta", 10000.0)):
+        if field in FAMILIES[model_type].fields:
+            assert defaults.get(field, usual_value) == (getattr(theirs, field, None) or usual_value), field
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

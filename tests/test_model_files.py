@@ -70,7 +70,7 @@ WRONG = [  # fields of a config, and the error messages
     *(({"eos_token_id": value}, f"eos_token_id={value!r}, which should be a token id or a list of them")
       for value in ([[2]], "2", -1, 2.0, [2, None], True)),
     *(({name: value}, f"{name}={value!r}, which should be true or false")
-      for name in ("tie_word_embeddings", "qkv_bias") for value in ("false", 0)),
+      for name in ("tie_word_embeddings", "use_sliding_window") for value in ("false", 0)),
     ({"sliding_window": -1}, "sliding_window=-1"), ({"partial_rotary_factor": "1"}, "partial_rotary_factor='1'"),
 ]
 
