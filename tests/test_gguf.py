@@ -211,6 +211,12 @@ def test_a_llama_with_windows_is_a_mistral(tmp_path):
     assert config["model_type"] == "mistral" and LlamaConfig.read(config).windows == (16,) * LAYERS
 
 
+def test_a_window_of_0_is_none(tmp_path):
+    path = write(tmp_path / "model.gguf", change=lambda writer: writer.add_sliding_window(0))
+    config = read_config(unpacked(path))
+    assert config["model_type"] == "llama" and config["sliding_window"] is None
+
+
 def damaged(path: Path, keep: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:int(len(data) * keep)])
