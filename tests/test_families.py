@@ -467,7 +467,8 @@ REFUSED = {
     "waves inside rope_scaling that are others outside": (
         "llama 3.1", {"rope_scaling": {**LLAMA3, "rope_theta": 7.0}}, "rope_theta in rope_scaling=7.0"),
     "a trained length that is another outside": (
-        "mistral, yarn", {"original_max_position_embeddings": 80}, "original_max_position_embeddings in rope_scaling=40"),
+        "mistral, yarn", {"original_max_position_embeddings": 80},
+        "original_max_position_embeddings in rope_scaling=40"),
     "longrope with a trained length that only transformers 5 reads": (
         "llama 3.1", {"rope_scaling": {**LONG, "original_max_position_embeddings": 40}},
         "original_max_position_embeddings in rope_scaling=40"),
@@ -477,9 +478,9 @@ REFUSED = {
     "longrope without any length": (
         "llama 3.1", {"rope_scaling": LONG, "max_position_embeddings": None}, "does not give max_position_embeddings"),
     "a window of no token": ("mistral", {"sliding_window": 0}, "sliding_window=0, with which no token"),
-    "a fused projection of OPT-350m": ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim=16, but hidden_size=48"),
+    "a fused projection of OPT-350m": ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim=16, but hidden"),
     "a GPT-OSS without biases": ("gpt-oss", {"attention_bias": False}, "attention_bias=False"),
-    "no rotation": ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor=0, which should be a number from 1e-06"),
+    "no rotation": ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor=0, which should be a number"),
     "dynamic rotary positions": ("llama 3.1", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
                                  "rope_scaling='dynamic'"),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),

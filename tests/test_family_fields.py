@@ -26,7 +26,7 @@ from tests.test_families import PROMPT, VOCAB, config_class
 
 NUM_LAYERS, NUM_NEW, TRAINED_LENGTH = 4, 5, 40
 FULL, SLIDING = "full_attention", "sliding_attention"
-KINDS = {
+CLASS_NAMES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2", "opt": "OPT",
     "smollm3": "SmolLM3", "phi3": "Phi3", "olmo2": "Olmo2", "granite": "Granite", "glm": "Glm", "glm4": "Glm4",
     "ministral": "Ministral", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "mixtral": "Mixtral",
@@ -108,11 +108,12 @@ class Compared:
 
     @torch.no_grad()
     def __init__(self, config, folder):
-        kind, model_type = KINDS[config["model_type"]], config["model_type"]
-        their_config = config_class(kind).from_dict(
+        model_type = config["model_type"]
+        class_name = CLASS_NAMES[model_type]
+        their_config = config_class(class_name).from_dict(
             {**config, "model_type": "qwen2" if model_type == "mimo" else model_type})
         their_config._attn_implementation = "eager"
-        self.model = getattr(transformers, f"{kind}ForCausalLM")(their_config).eval()
+        self.model = getattr(transformers, f"{class_name}ForCausalLM")(their_config).eval()
         drawn_weights(self.model)
         self.model.tie_weights()
         self.scores = self.log_probabilities(PROMPT)
@@ -205,7 +206,7 @@ def test_a_value_is_refused_by_name_only_where_transformers_computes_something_e
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_an_omitted_field_has_the_default_of_its_class(model_type):
-    their_class, defaults = config_class(KINDS[model_type]), FAMILIES[model_type].defaults
+    their_class, defaults = config_class(CLASS_NAMES[model_type]), FAMILIES[model_type].defaults
     parameters = inspect.signature(their_class.__init__).parameters
     named = [field for field in defaults if field in parameters]
     assert {field: defaults[field] for field in named} == {field: parameters[field].default for field in named}
