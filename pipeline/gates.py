@@ -31,6 +31,10 @@ MAX_TOKENS_BEHIND = 2.0
 # cannot be guessed loses less and less; two lost tokens are 1.6 % of 128.
 REST_TOKENS = 128
 
+# The longest rest, so that a long text that cannot be guessed does not keep those after it from being guessed. Two lost
+# tokens are 0.05 % of it.
+MAX_REST_TOKENS = 4096
+
 DRAIN_TOKENS = 2  # autoregressive tokens after which no guess is in flight
 MIN_RATE_TOKENS = 8  # autoregressive tokens before their rate may end a rest; by trial
 
@@ -109,9 +113,9 @@ class DraftGate:
 class Fallback:
     """The decision whether a single request guesses, or rests while plain decoding is faster.
 
-    It rests once it is `MAX_TOKENS_BEHIND` tokens behind plain decoding and has recently been slower. A rest
-    that begins soon after another one is longer, so the loss is bounded. Plain decoding is measured at the
-    start and in every rest.
+    It rests once it is `MAX_TOKENS_BEHIND` tokens behind plain decoding and has recently been slower. A rest that
+    begins soon after another one is longer, up to `MAX_REST_TOKENS`, so little is lost. Plain decoding is measured at
+    the start and in every rest.
     """
 
     def __init__(self) -> None:
@@ -160,7 +164,8 @@ class Fallback:
         guessing_is_slower = self._guessing_rate.mean < self._plain_rate.mean
         if self._lag > MAX_TOKENS_BEHIND and guessing_is_slower:
             has_lasted = self._num_tokens > REST_TOKENS
-            self._period_tokens = REST_TOKENS if has_lasted else 2 * self._period_tokens
+            longer_period = min(2 * self._period_tokens, MAX_REST_TOKENS)
+            self._period_tokens = REST_TOKENS if has_lasted else longer_period
             self._rest_tokens = self._period_tokens - self._tokens_behind
             self._turn(guesses=False)
 

@@ -521,8 +521,9 @@ class Ring:
     def _measure(self, segments: Sequence[Segment]) -> None:
         """Measure the round trip of the oldest message, which came back."""
         num_rows = sum(len(segment.nodes) for segment in segments)
-        round_trip = self.pacing.first_stage.back(num_rows, self.clock.now())
         longest_way = max((segment.visits for segment in segments), key=len)
+        computed_seconds = sum(visit.seconds for visit in longest_way)
+        round_trip = self.pacing.first_stage.back(num_rows, self.clock.now(), computed_seconds)
         self.pacing.times.learn(longest_way, round_trip)
 
     # --- the whole ring -----------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ NEW_WEIGHT = 0.25
 # 1.02 queues made wires look slow, and tips left with half of the rows that were free.
 SHORTEST_TIME_GROWTH = 1.005
 
+# The last measured segments, whose numbers of rows have a shortest time. A number of rows that none of them had is
+# forgotten: its time cannot grow, and stands for all fewer rows, which may be measured under another load, or on a
+# device that has become slower. By trial.
+RECENT_SEGMENTS = 256
+
 # The largest factor by which a new time raises those for other numbers of rows: a single delay may not do more. A lower
 # limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
 MAX_SCALE = 2.0
@@ -55,6 +60,7 @@ class FirstStage:
     def __init__(self, share: float) -> None:
         self._share = share
         self._shortest_seconds: dict[int, float] = {}  # rows -> the shortest measured time in the stage
+        self._recent_rows: deque[int] = deque(maxlen=RECENT_SEGMENTS)  # of each measured segment
         self._in_flight: deque[Occupancy] = deque()  # the oldest first
         self._last_left_at = 0.0  # time at which the newest returned segment left the stage
         self._mean_round_trip: float | None = None  # seconds, of recent segments
@@ -65,13 +71,17 @@ class FirstStage:
         ends_at = begins_at + self._estimated_seconds(len(nodes))
         self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, ends_at))
 
-    def back(self, num_rows: int, now: float) -> float:
-        """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds."""
+    def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
+        """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds.
+
+        All stages together computed it in `computed_seconds`, and no round trip is shorter. If it would be, the segment
+        had begun before the estimated time, and its round trip is counted from the time at which it was sent.
+        """
         assert self._in_flight, "a segment came back, and none was in flight"
         segment = self._in_flight.popleft()
         self._last_left_at = min(segment.ends_at, now)
 
-        estimate_was_late = segment.ends_at > now
+        estimate_was_late = max(segment.ends_at, segment.begins_at + computed_seconds) > now
         round_trip = now - (segment.sent_at if estimate_was_late else segment.begins_at)
 
         if num_rows:
@@ -82,6 +92,11 @@ class FirstStage:
             stage_seconds = round_trip * self._share
             shortest = self._shortest_seconds.get(num_rows, stage_seconds)
             self._shortest_seconds[num_rows] = min(stage_seconds, SHORTEST_TIME_GROWTH * shortest)
+
+            self._recent_rows.append(num_rows)
+            rows_to_keep = set(self._recent_rows)
+            self._shortest_seconds = {rows: seconds for rows, seconds in self._shortest_seconds.items()
+                                      if rows in rows_to_keep}
         return round_trip
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:
@@ -184,8 +199,9 @@ class StageTimes:
 
         num_rows = visits[0].rows if visits else 0
         has_visited_all = len(visits) == len(self._curves)
-        if num_rows and has_visited_all and visits[-1].rows == num_rows:  # nothing was pruned in flight
-            wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
+        wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
+        is_whole = num_rows and has_visited_all and visits[-1].rows == num_rows  # nothing was pruned in flight
+        if is_whole and wire_seconds > 0:  # by rounding it may be less, and the factor would lower it for ever
             num_bits = num_rows.bit_length()
             shortest = self._wire_points.get(num_bits, (num_rows, wire_seconds))[1]
             self._wire_points[num_bits] = num_rows, min(wire_seconds, SHORTEST_TIME_GROWTH * shortest)
