@@ -12,7 +12,7 @@ from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline import gates
 from pipeline.answers import Request
-from pipeline.gates import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
+from pipeline.gates import MAX_REST_TOKENS, MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
 from tests.json_files import save_json
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
@@ -60,6 +60,18 @@ def test_each_rest_is_twice_as_long_until_guessing_has_gone_well_for_a_while():
     _, now = settle(fallback, 2 * REST_TOKENS, 0.5, start=now)
     ways, _ = settle(fallback, REST_TOKENS, 2.0, start=now)
     assert ways.count(True) == 3 and fallback.guesses
+
+
+def test_a_text_that_cannot_be_guessed_however_long_is_followed_by_a_bounded_rest():
+    """Rests of 128, 256, ... tokens, each counted from where guessing fell behind."""
+    fallback = opened()
+    ways, now = settle(fallback, 50_000, 2.0)
+    trials = [index for index, guesses in enumerate(ways) if guesses and not ways[index - 1]]
+    assert trials[:4] == [0, 128, 128 + 256, 128 + 256 + 512]
+    assert {later - earlier for earlier, later in zip(trials[7:], trials[8:])} == {MAX_REST_TOKENS}
+
+    ways, _ = settle(fallback, MAX_REST_TOKENS + 1000, 0.5, start=now)
+    assert ways.count(False) <= MAX_REST_TOKENS and all(ways[-1000:])
 
 
 def test_guessing_that_is_hardly_slower_hardly_rests():

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from pipeline.stage_times import EARLY_SHARE, SHORTEST_TIME_GROWTH, FirstStage
+from pipeline.stage_times import EARLY_SHARE, RECENT_SEGMENTS, SHORTEST_TIME_GROWTH, FirstStage
 
 
 def taught(seconds, share=0.25):
@@ -101,6 +101,37 @@ def test_a_time_that_was_far_too_long_makes_no_later_one_too_short(share):
     stage.send([1, 2], 7000.0)
     stage.back(2, 7000.0 + 1 / share)
     assert busy(stage, 2, 8000.0) == pytest.approx(1.0)
+
+
+def test_a_segment_that_had_begun_before_its_estimated_time_took_no_less_than_its_stages():
+    """Two rows take 1 s in each of four stages. Behind a segment whose time was estimated at 3 s, and which took 1 s,
+    two rows are estimated to begin at 3 s, and come back at 5 s, since they began at 1 s."""
+    stage = taught({8: 3.0})
+    stage.send([1, 2], 5000.0)
+    stage.send([3, 4], 5000.0)
+    assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
+    assert stage.back(2, 5005.0, computed_seconds=4.0) == 5.0, "since it was sent, not 2 s since the estimated time"
+    assert busy(stage, 2, 6000.0) == pytest.approx(1.0 * SHORTEST_TIME_GROWTH)
+
+
+def test_an_estimated_time_that_the_stages_allow_is_believed():
+    stage = flown(10, 20)
+    assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
+    assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0
+
+
+def test_a_number_of_rows_that_no_recent_segment_had_is_forgotten():
+    """200 rows took 0.5 s before the device became slower, which one row after the other shows."""
+    stage = taught({200: 0.5})
+    for index in range(RECENT_SEGMENTS - 1):
+        stage.send([1], 5000.0 + 100 * index)
+        stage.back(1, 5012.0 + 100 * index)
+        assert list(stage._shortest_seconds) == [200, 1]
+    assert busy(stage, 1, 90000.0) == 0.5
+
+    stage.send([1], 95000.0)
+    stage.back(1, 95012.0)
+    assert busy(stage, 1, 99000.0) == busy(stage, 200, 99500.0) == 3.0
 
 
 def test_what_came_back_with_fewer_rows_or_none_teaches_nothing():

@@ -85,6 +85,21 @@ def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
     assert times.seconds_per_row(16) == 0.0, "what was pruned on its way says nothing of wires"
 
 
+def test_no_wire_is_taken_to_need_less_than_no_time():
+    """Rows of 1, 4 and 16 spend 5 s on wires; by rounding, 4 rows seem to spend less than nothing, a thousand times."""
+    times = StageTimes()
+    for rows in (1, 4, 16):
+        times.learn([Visit(rows, 1.0)] * 3, 8.0)
+    for _ in range(1000):
+        times.learn([Visit(4, 1.0)] * 3, 3.0 - 2.0 ** -40)
+        times.learn([Visit(4, 1.0)] * 3, 3.0)
+    assert [times.seconds_per_row(rows) for rows in (1, 4, 16)] == [0.0, 0.0, 0.0]
+
+    times.learn([Visit(4, 1.0)] * 3, 7.0)
+    assert times.seconds_per_row(1) == 0.0, "one row needs no more than four"
+    assert times.seconds_per_row(8) == pytest.approx((5.0 - 4.0) / (16 - 4))
+
+
 def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
     wired = StageTimes()
     for rows in (1, 2, 4, 16):

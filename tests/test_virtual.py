@@ -18,7 +18,8 @@ from launch.run import run
 from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.link import Link
-from pipeline.messages import Message, Prune, Reset, Segment, Start, newest_request
+from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, newest_request
+from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.trace import OFF, read
 from sim.clock import VirtualClock
@@ -209,6 +210,40 @@ def test_plain_decoding_takes_what_the_profile_says_and_no_more():
     wires = 2 * (5 * profile.latency / 1e3 + profile.transfer(24 + 8) + 4 * profile.transfer(24 + profile.row_bytes))
     assert answer.decode_seconds == pytest.approx(stages + wires + 2 * profile.verdict / 1e3)
     assert len(ids) == 12
+
+
+def note_single_rows(ring: Ring, number: int, is_late: bool) -> None:
+    """Note that single rows came back in the time that the profile says, with `is_late` after a message that died.
+
+    The dead message was expected to take a stage's time, so each row seems to have begun by this time after it did.
+    """
+    profile = PROFILES["jetson-7b"]
+    visits = (Visit(1, profile.stage(0.25, 1, 40)),) * 4
+    round_trip = sum(visit.seconds for visit in visits) + 5 * profile.latency / 1e3
+
+    for node in range(number):
+        ring.clock.set(ring.clock.now() + 1.0)
+        if is_late:
+            ring.pacing.first_stage.send([number, number + 1], ring.clock.now())
+        ring.pacing.first_stage.send([node], ring.clock.now())
+        if is_late:
+            ring._measure([Segment(0, [], [], [], 0, torch.zeros(0))])
+        ring.clock.set(ring.clock.now() + round_trip)
+        ring._measure([Segment(0, [node], [node], [node], 0, torch.zeros(1), None, visits)])
+
+
+def test_a_question_takes_the_same_time_after_a_long_series_of_others():
+    """A series of several requests at once leaves rows that seemed to come back sooner than their stages took."""
+    with Pipeline.open("toy", time="virtual", profile="jetson-7b", draft="eagle+suffix", max_new_tokens=64) as pipeline:
+        assert pipeline.decoder.ring is pipeline.ring  # which has measured a round trip
+        seconds = []
+        for number in (0, 500):
+            pipeline.reset_measurements()
+            note_single_rows(pipeline.ring, 1, is_late=False)
+            note_single_rows(pipeline.ring, number, is_late=True)
+            answer = pipeline.generate(QUESTION, temperature=1.0, seed=3).answer
+            seconds.append((answer.prefill_seconds, answer.decode_seconds))
+    assert seconds[1] == seconds[0]
 
 
 def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(tmp_path):
