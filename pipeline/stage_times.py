@@ -74,15 +74,16 @@ class FirstStage:
     def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
         """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds.
 
-        All stages together computed it in `computed_seconds`, and no round trip is shorter. If it would be, the segment
-        had begun before the estimated time, and its round trip is counted from the time at which it was sent.
+        All stages together computed it in `computed_seconds`, and no round trip is shorter: if it seems to be, the
+        segment had begun before the estimated time.
         """
         assert self._in_flight, "a segment came back, and none was in flight"
         segment = self._in_flight.popleft()
         self._last_left_at = min(segment.ends_at, now)
 
-        estimate_was_late = max(segment.ends_at, segment.begins_at + computed_seconds) > now
-        round_trip = now - (segment.sent_at if estimate_was_late else segment.begins_at)
+        estimate_was_late = segment.ends_at > now
+        measured_seconds = now - (segment.sent_at if estimate_was_late else segment.begins_at)
+        round_trip = max(measured_seconds, computed_seconds)
 
         if num_rows:
             mean = round_trip if self._mean_round_trip is None else self._mean_round_trip
@@ -201,7 +202,7 @@ class StageTimes:
         has_visited_all = len(visits) == len(self._curves)
         wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
         is_whole = num_rows and has_visited_all and visits[-1].rows == num_rows  # nothing was pruned in flight
-        if is_whole and wire_seconds > 0:  # by rounding it may be less, and the factor would lower it for ever
+        if is_whole and wire_seconds > 0:  # else the estimate was wrong, and the factor would lower it for ever
             num_bits = num_rows.bit_length()
             shortest = self._wire_points.get(num_bits, (num_rows, wire_seconds))[1]
             self._wire_points[num_bits] = num_rows, min(wire_seconds, SHORTEST_TIME_GROWTH * shortest)
