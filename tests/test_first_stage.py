@@ -104,13 +104,13 @@ def test_a_time_that_was_far_too_long_makes_no_later_one_too_short(share):
 
 
 def test_a_segment_that_had_begun_before_its_estimated_time_took_no_less_than_its_stages():
-    """Two rows take 1 s in each of four stages. Behind a segment whose time was estimated at 3 s, and which took 1 s,
-    two rows are estimated to begin at 3 s, and come back at 5 s, since they began at 1 s."""
-    stage = taught({8: 3.0})
-    stage.send([1, 2], 5000.0)
-    stage.send([3, 4], 5000.0)
-    assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
-    assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0, "not the 2 s since the estimated time"
+    """Two rows take 1 s in each of four stages. Eight rows before them were estimated at 3 s, and given up after 1 s, so
+    the two rows come back at 5 s, 2 s after the time at which they were estimated to begin."""
+    stage = taught({2: 1.0, 8: 3.0})
+    stage.send(list(range(8)), 5000.0)
+    stage.send([8, 9], 5000.0)
+    stage.back(0, 5001.0, computed_seconds=1.0)
+    assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0
     assert busy(stage, 2, 6000.0) == pytest.approx(1.0)
 
 
