@@ -120,3 +120,11 @@ static int checked_broadcast(pthread_cond_t *condition) {
 
 /* Return how many threads a pool believes to be asleep. */
 int num_believed_asleep(const Pool *pool) { return pool->num_asleep; }
+
+/* Write the exponential functions, or the hyperbolic tangents, of x `[size]`, which is a multiple of LANES. */
+void exp_of_each(const float *x, int64_t size, float *to) {
+    for (int64_t i = 0; i < size; i += LANES) store_x8(to + i, exp_x8(load_x8(x + i)));
+}
+void tanh_of_each(const float *x, int64_t size, float *to) {
+    for (int64_t i = 0; i < size; i += LANES) store_x8(to + i, tanh_x8(load_x8(x + i)));
+}

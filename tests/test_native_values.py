@@ -307,6 +307,15 @@ def test_the_layers_compute_the_right_values(config_name, level):
     assert_close(rows, wanted_rows, most)
 
 
+@of_each_level
+@pytest.mark.parametrize("is_gelu", [False, True])
+def test_gates_and_scores_beyond_what_an_exponential_function_can_return(is_gelu, level):
+    c = replace(SIZES, family=replace(FAMILIES["llama"], gelu=is_gelu), scales=Scales(scores=20.0, score_cap=1.5))
+    tensors = {name: 80 * x if "gate_proj" in name else x for name, x in drawn_tensors(c).items()}
+    rows = NativeRows(c, tensors, LEVELS[level]).read_all(torch.from_numpy(TOKENS))
+    assert_close(rows, RightLayers(c, tensors).whole(TOKENS, PATHS), 10 * FLOAT_ERROR)
+
+
 LEFT_OUT = {
     "no windows": {"windows": ()}, "other windows": {"windows": (6, 0, 11)}, "one more window": {"windows": (5, 9, 11)},
     "all rotate": {"skips_rope": ()}, "one more does not rotate": {"skips_rope": (False, True, True)},
@@ -676,6 +685,16 @@ def test_a_caller_sleeps_until_the_slowest_thread_has_ended(counted, pool):
         assert sorted(ended) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("function_name, lowest, highest", [("exp", -86, 88), ("tanh", -12, 12), ("tanh", -0.7, 0.7)])
+def test_functions_are_right_to_some_units_in_the_last_place(counted, function_name, lowest, highest):
+    x = np.linspace(lowest, highest, 8000, dtype=np.float32)
+    results, right_results = np.empty_like(x), getattr(np, function_name)(x.astype(float))
+    x_address, results_address = (c_void_p(array.ctypes.data) for array in (x, results))
+    getattr(counted, f"{function_name}_of_each")(x_address, c_int64(len(x)), results_address)
+    errors = np.abs(results - right_results) / np.abs(right_results)
+    assert errors.max() < 5 * 2 ** -24, errors.max() * 2 ** 24
+
+
 def test_layers_give_back_their_memory_threads_and_locks(counted, monkeypatch):
     monkeypatch.setattr("model.native.layers.library", lambda level: counted)
     native = NativeRows(CONFIGS["every step"], tensors_of("every step"), num_threads=3)
@@ -695,13 +714,18 @@ def test_what_the_system_refuses_is_an_error_that_leaves_nothing_behind(counted,
         assert requests_left.value == -1, "nothing is requested after a refusal"
         assert_all_given_back(counted)
 
-    products = NativeProducts(3)
-    linear = products.linear(torch.ones(20, 33))
+    products, blocks, rows = NativeProducts(3), drawn_blocks("Q8_0"), drawn_rows()
+    linear = products.linear(blocks)
     requests_left.value = 0
     with pytest.raises(MemoryError, match="the native kernels got no memory: give max_length or prefill_chunk"):
-        linear(torch.ones(4, 33))
-    assert torch.equal(linear(torch.ones(4, 33)), torch.full((4, 20), 33.0))
-    assert torch.equal(linear(torch.ones(9, 33)), torch.full((9, 20), 33.0)), "more memory than before"
+        linear(torch.from_numpy(rows[:1]))
+    assert_products(lambda num_rows, linear=linear: linear(torch.from_numpy(rows[:num_rows])),
+                    in_codes(rows), from_blocks(blocks), 0)
+
+    requests_left.value = 0
+    linear(torch.from_numpy(rows[:4]))
+    assert requests_left.value == 0, "memory is kept"
+    requests_left.value = -1
     del products, linear
     assert_all_given_back(counted)
 
