@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT_PYTHONS = ("board/bin/python", ".venv/bin/python")
 NEEDED_PACKAGES = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
 SERVER_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
+TEST_PACKAGES = ("pytest", "tree_sitter", "tree_sitter_c")  # needed by the tests in addition
 FREE_COMMANDS = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
 ENTERED_VARIABLE = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
@@ -158,6 +159,7 @@ def missing_package(name: str) -> str:
     """Return the remedy if this Python lacks a package, else an empty string."""
     if not name or find_spec(name) is not None:
         return ""
-    start_command = "bash run_server.sh" if name in SERVER_PACKAGES else "bash run_pipe.sh"
+    launcher = "scripts/test.sh" if name in TEST_PACKAGES else "run_pipe.sh"
+    start_command = "bash run_server.sh" if name in SERVER_PACKAGES else f"bash {launcher}"
     return (f"{sys.executable} has no {name}: type {start_command} once, which installs it into .venv, then this "
             "command again (on a board: docs/jetson.md)")
