@@ -77,10 +77,10 @@ class NativeWhole:
         self.body = NativeSlice(Slice(self.config, 0, self.config.layers), layer_weights, num_threads)
 
         self.lm_head = Logits(self.config)
-        head = source.read_finite(head_name)  # the numbers in blocks show only when they are unfolded
+        head_weight = source.read_finite(head_name)  # the numbers in blocks show only when they are unfolded
         if source.is_in_blocks(head_name):
-            head = source.read_stored(head_name)
-        product = NativeProducts(num_threads).linear(head)
+            head_weight = source.read_stored(head_name)
+        product = NativeProducts(num_threads).linear(head_weight)
         self.lm_head.product = product  # type: ignore[assignment]
 
     def cache(self, num_slots: int) -> TreeCache:

@@ -293,9 +293,9 @@ def test_products_that_are_fused_share_the_memory_of_their_layers(source):
     layer = Whole(source, torch.float32, "cpu").body.layers["2"]
     for block, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))):
         fused_weight = block.fused_product.keywords["weight"]
-        parts = [getattr(block, name).weight for name in names]
-        assert torch.equal(torch.cat(parts), fused_weight)
-        end = fused_weight.data_ptr()
-        for part in parts:
-            assert part.data_ptr() == end
-            end += part.numel() * part.element_size()
+        layer_weights = [getattr(block, name).weight for name in names]
+        assert torch.equal(torch.cat(layer_weights), fused_weight)
+        address = fused_weight.data_ptr()
+        for layer_weight in layer_weights:
+            assert layer_weight.data_ptr() == address
+            address += layer_weight.numel() * layer_weight.element_size()
