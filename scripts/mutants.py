@@ -108,6 +108,7 @@ def _in_python(content: bytes) -> Iterator[Mutation]:
         if isinstance(node, ast.JoinedStr):
             continue  # before Python 3.12, what is inside has no true position
         pending_nodes.extend(ast.iter_child_nodes(node))
+
         if _is_step(node):
             yield change_of(node, "removed")
         for condition in _conditions(node):
@@ -143,6 +144,7 @@ def _in_c(content: bytes) -> Iterator[Mutation]:
 
         if node.type == "expression_statement" and _is_step_of_c(node.children[0]):
             yield Mutation(line, node.start_byte, node.end_byte, "removed", b";")
+
         condition = node.child_by_field_name("condition")
         if condition is not None and not node.type.startswith("preproc"):
             condition_text = content[condition.start_byte:condition.end_byte]
@@ -254,6 +256,7 @@ class Workplace:
 
         report_file = self._folder / "report"
         report_file.write_bytes(b"")
+
         pid = os.fork()
         if not pid:
             self._run_forked(names, planned_tests, is_traced, report_file)
@@ -276,9 +279,11 @@ class Workplace:
         try:
             os.setsid()
             self._leave_project()
+
             with report_file.open("w", buffering=1) as reports:
-                observer = Observer(lambda report: print(json.dumps(report), file=reports), planned_tests,
-                                    self.file if is_traced else None)
+                traced_file = self.file if is_traced and self.file.suffix == ".py" else None
+                observer = Observer(lambda report: print(json.dumps(report), file=reports), planned_tests, traced_file)
+
                 exit_code = self._run_pytest(names, observer, bool(planned_tests))
                 if is_traced:
                     print(json.dumps({"modules": _package_modules()}), file=reports)
@@ -326,6 +331,8 @@ class Trials:
         self.test_files = sorted({*files_testing(path), *more_test_files})
         self.content = (ROOT / path).read_bytes()
         self.mutations = mutations(Path(path), self.content)
+        self.tests: list[TimedTest] = []
+
         digest = hashlib.sha256(self.content).hexdigest()[:16]
         self._result_file = RESULTS / f"{path.replace('/', '.')}-{digest}.jsonl"
         self.outcomes: dict[int, str] = {}  # by the number of a mutation: the test that noticed it, or SURVIVED
@@ -333,7 +340,6 @@ class Trials:
             for line in self._result_file.read_text().splitlines():
                 result = json.loads(line)
                 self.outcomes[result["mutation"]] = result["outcome"]
-        self.tests: list[TimedTest] = []
 
     def record(self, mutant_number: int, outcome: str) -> None:
         self.outcomes[mutant_number] = outcome
