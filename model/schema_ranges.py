@@ -37,6 +37,7 @@ def inexact_part(kind: str, source: str) -> str:
                 problem = _problem(schema) or _cut_pattern(schema)
                 if problem:
                     return problem
+
     except RecursionError:
         return "it is nested too deeply"
     except ArithmeticError:  # of Decimal

@@ -162,6 +162,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     supported."""
     model_type = config.get("model_type") or "llama"
     _refuse_others("model_type", model_type, tuple(FAMILIES))
+
     family = FAMILIES[model_type]
     if config.get("rope_parameters"):  # then rope_scaling is not omitted, but has another name
         config = {"rope_scaling": None, **config}
@@ -183,10 +184,13 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, supported_values in family.supported.items():
         if name in fields:
             _refuse_others(name, fields[name], supported_values)
+
+    # what must be there
     needed_for_mlp = (*family.experts, "num_experts_per_tok") if family.experts else ("intermediate_size",)
     needs_max_length = rope_type == "longrope" or rope_type == "yarn" and not fields.get(TRAINED_LENGTH)
     needed_for_rope = (*ROTARY[rope_type], *(("max_position_embeddings",) if needs_max_length else ()))
     check(fields, {**CONFIG, **ROPE}, "config.json", needed=(*NEEDED, *needed_for_rope, *needed_for_mlp))
+
     contradiction = next(_contradictions(fields), "")
     if contradiction:
         raise ValueError(f"config.json says {contradiction}; copy it again from the model")
@@ -214,6 +218,7 @@ def _uniform_rope_fields(config: Mapping[str, Any], rope_fields: Mapping[str, An
     _refuse_others("rope_type of sliding_attention", sliding_layers.get("rope_type"), ("default", None))
     uniform["rope_local_base_freq"] = sliding_layers.get("rope_theta") or config.get("rope_local_base_freq")
     uniform["rope_type"] = rope_fields.get("rope_type") or rope_fields.get("type") or "default"
+
     if uniform["rope_type"] == "longrope":
         uniform.update(_longrope_fields(config, rope_fields))
     return uniform
