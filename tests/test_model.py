@@ -187,12 +187,14 @@ def test_rotary_tables_are_those_of_transformers(rope, scaling, theta):
     fields = {**SIZES, "head_dim": 16, "num_attention_heads": 3, "rope_theta": theta, "max_position_embeddings": 256}
     rope_scaling = None if rope == "default" else {"rope_type": rope, **scaling}
     theirs = transformers.LlamaConfig(**fields, rope_scaling=rope_scaling)
-    theirs.original_max_position_embeddings = scaling.get("original_max_position_embeddings")
+    trained_length = scaling.get("original_max_position_embeddings")
+    theirs.original_max_position_embeddings = trained_length
     table = LlamaRotaryEmbedding(theirs)
     position_T = torch.tensor([0, 1, 2, 30, 63, 64, 200, 255])
     cos_TE, sin_TE = (x[0] for x in table(torch.zeros(1), position_T[None]))
 
-    ours = Rotary(LlamaConfig.read({**fields, "rope_scaling": rope_scaling}).within(256).turns)
+    outside = {"original_max_position_embeddings": trained_length} if rope == "longrope" else {}
+    ours = Rotary(LlamaConfig.read({**fields, **outside, "rope_scaling": rope_scaling}).within(256).turns)
     for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-4), (torch.bfloat16, 0.04)):
         x_THE = random_tensor(4, 8, 3, 16).to(dtype)
         turned = rotate(x_THE, *ours.at(position_T, x_THE))
