@@ -170,7 +170,7 @@ ROPES = [("default", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3), ("yar
          ("yarn", {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}), ("yarn", {**YARN, "truncate": False}),
          ("yarn", {**YARN, "factor": 1.0}), ("yarn", {**YARN, "attention_factor": 1.7}),
          ("yarn", {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}), ("yarn", {**YARN, "mscale": 0.7}),
-         ("yarn", {**YARN, "beta_fast": 4000.0, "beta_slow": 0.001}),
+         ("yarn", {**YARN, "beta_fast": 4000.0, "beta_slow": 1.0}),
          ("yarn", {**YARN, "beta_fast": 8.0, "beta_slow": 3.0, "truncate": False}), ("yarn", {"factor": 4.0}),
          *(("yarn", {**YARN, "original_max_position_embeddings": length}) for length in (6, 4_000_000)),
          ("longrope", LONG), ("longrope", {**LONG, "factor": 1.0, "original_max_position_embeddings": 256}),
