@@ -146,6 +146,19 @@ def test_it_unpacks_to_what_transformers_reads(architecture, kinds, tmp_path):
     assert torch.equal(again(ids).logits, theirs(ids).logits)
 
 
+def test_a_file_of_the_hubs_cache_is_read_whose_name_is_that_of_a_link(tmp_path):
+    whole_file = write(tmp_path / "model.gguf")
+    blob = tmp_path / "blobs" / "0123456789abcdef"
+    blob.parent.mkdir()
+    whole_file.rename(blob)
+    whole_file.symlink_to(blob)
+
+    name = "model.norm.weight"
+    norm_weights = [tensor.data.tolist() for tensor in gguf.GGUFReader(str(blob)).tensors
+                    if tensor.name == "output_norm.weight"]
+    assert [Unfolded(unpacked(whole_file)).read(name).tolist()] == norm_weights
+
+
 def test_the_tokenizer_and_its_template_are_read(tmp_path):
     folder = unpacked(write(tmp_path / "model.gguf"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -113,7 +113,7 @@ def unpack(path: Path, folder: Path, progress: bool = True, plain: bool = False)
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
 
     list_path = folder / GGUF_LIST
-    samples = {str(part.resolve()): sample(part) for part in parts_of(path)}
+    samples = {str(part.absolute()): sample(part) for part in parts_of(path)}  # a cache's link has the name
     source = {"form": FOLDER_FORM, "plain": plain, "files": samples}
     if (folder / "config.json").is_file() and not list_path.is_file():
         raise ValueError(f"{folder} holds another model: give an empty or new folder")
@@ -185,7 +185,7 @@ class GgufFile:
         readers = [*map(_open, parts)]
         self._reader = readers[0]
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
-        self._paths = {tensor.name: str(part.resolve()) for part, reader in zip(parts, readers)
+        self._paths = {tensor.name: str(part.absolute()) for part, reader in zip(parts, readers)
                        for tensor in reader.tensors}
         if self._value("count", 1, of="split") not in (0, len(parts)):
             raise ValueError("it is one of several parts, without its name: join them with gguf-split --merge")
