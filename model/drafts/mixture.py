@@ -26,8 +26,10 @@ RECOVERY_TOKENS = 64  # without predictions, over which foresight returns to 1
 EULER = 0.5772  # the mean of Gumbel noise
 MAX_UNREQUESTED = 64  # guesses to which a level adds children without reading them
 DEPTH_FACTOR, RANK_FACTOR = 0.95, 0.8  # of the levels below an outcome, per unit of depth and of rank
-LONG_MATCH = 8  # tokens of a match from which on its continuation is added at once
-MAX_CONTINUATION = 16  # tokens that are added at once
+LEAST_COPY = 0.2  # probability of a path of copies that is worth a row without a network's agreement
+# The expected tokens that a level of networks must add beside copies: about the time of a level as a share of a round
+# of plain decoding (.05 to .1 of the bundled profiles, more on one machine).
+LEVEL_PRICE = 0.1
 SourceGuesses = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
 WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
@@ -49,11 +51,7 @@ class Prediction:
     match: Match  # of the suffix automaton, up to this node
     by_source: dict[str, Guesses]
     children: Guesses  # mixed from all sources, the likeliest first
-
-    @property
-    def has_long_match(self) -> bool:
-        """Whether the match is so long that its continuation is rarely rejected."""
-        return self.match.length >= LONG_MATCH
+    copies: Guesses  # of the suffix automaton, with probabilities by the length of the match and past hits
 
 
 class Mixture(Draft):
@@ -94,7 +92,8 @@ class Mixture(Draft):
 
         if self._suffix:
             if self._tree is not None:
-                self._suffix.settle(self._tree)
+                for _ in self._suffix.settle(self._tree):
+                    pass
             self._suffix.reset()
         self._tree = None
 
@@ -119,32 +118,34 @@ class Mixture(Draft):
         if has_moved:  # there is room again for guesses that were not among the best before
             self._offer(tree, list(self._predictions), growth)
 
-        # a level
-        nodes = self._choose(tree, growth)
-        if nodes and not worth_drafting(self._expected_tokens(tree, nodes)):
-            return False
-        predicted_nodes = yield from self._expand(tree, nodes, growth.width)
+        # copies, which take no time
+        horizon = tree.horizon
+        num_copies = self._follow_copies(tree, tree.tip, growth)
+        has_copied = tree.horizon > horizon
+
+        # a level, of the suffix alone where it knows
+        networks = () if is_known(num_copies) else self.parts
+        nodes = self._choose(tree, growth, networks)
+        is_free = not networks and self.parts
+        if nodes and not is_free and not worth_drafting(self._expected_tokens(tree, nodes)):
+            return has_copied
+        predicted_nodes = yield from self._expand(tree, nodes, growth.width, networks)
         if not predicted_nodes:
-            return False
+            return has_copied
         self._num_levels += 1
         self._offer(tree, predicted_nodes, growth)
 
         # what needs no reading
         self._offer_unrequested(tree, growth)
         for node in predicted_nodes:
-            self._follow_match(tree, node, growth)
+            if node in tree.nodes:
+                self._follow_copies(tree, node, growth)
         return True
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
-        """Offer the tokens that followed a long match of the text."""
+        """Offer the copies after the tip that are worth a row."""
         self._move(tree)
-        self._predict(tree, tree.tip, {}, growth.width)
-        prediction = self._predictions.get(tree.tip)
-        if prediction is None or not prediction.has_long_match:
-            return False
-
-        self._offer(tree, [tree.tip], growth)
-        self._follow_match(tree, tree.tip, growth)
+        self._follow_copies(tree, tree.tip, growth)
         return bool(tree.unsent_guesses)
 
     # --- the text continues -------------------------------------------------------------------------------------------
@@ -158,7 +159,8 @@ class Mixture(Draft):
 
         self._learn(tree)
         if self._suffix:
-            self._suffix.settle(tree)
+            for match, guesses, token in self._suffix.settle(tree):
+                self._blend.learn_copies(guesses, match.length, token)
 
         was_guessed = bool(tree.nodes[tree.tip].proposals)
         for network in self.parts:
@@ -187,15 +189,15 @@ class Mixture(Draft):
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
-        """Return the likeliest nodes that a source wants to read: the tip, and guesses below it."""
+    def _choose(self, tree: TokenTree, growth: Growth, networks: Sequence[Network]) -> list[int]:
+        """Return the likeliest nodes that these networks or the suffix want to read: the tip, and guesses below it."""
         left_below = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
         min_score = tree.nodes[tree.tip].score + growth.least_score
         scores = {node: tree.nodes[node].score for node in tree.live if left_below.get(node, 1) > 0}
 
-        candidates = (node for node in scores if scores[node] >= min_score and self._is_wanted(tree, node))
+        candidates = (node for node in scores if scores[node] >= min_score and self._is_wanted(tree, node, networks))
         best_nodes = heapq.nsmallest(growth.width, candidates, key=lambda node: (-scores[node], node))
-        return [tree.tip, *best_nodes] if self._is_wanted(tree, tree.tip) else best_nodes
+        return [tree.tip, *best_nodes] if self._is_wanted(tree, tree.tip, networks) else best_nodes
 
     def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """Return the expected number of additional correct guesses if these nodes are read."""
@@ -203,19 +205,20 @@ class Mixture(Draft):
         path_scores = [tree.nodes[node].score for node in nodes]
         return self._foresight * sum(math.exp(score - tip_score) for score in path_scores)
 
-    def _is_wanted(self, tree: TokenTree, node: int) -> bool:
+    def _is_wanted(self, tree: TokenTree, node: int, networks: Sequence[Network]) -> bool:
         """Return whether a source can guess after this node and has not, with a position left for the guess."""
         if tree.nodes[node].pos + 1 >= tree.max_tokens:
             return False
-        is_read_by_suffix = self._suffix is not None and (node == tree.tip or not self.parts)
+        is_read_by_suffix = self._suffix is not None and (node == tree.tip or not networks)
         if is_read_by_suffix and node not in self._predictions:
             return True
-        return any(network.wants(tree, node) for network in self.parts)
+        return any(network.wants(tree, node) for network in networks)
 
-    def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
-        """Let every source read the nodes that it wants; return the nodes with new guesses."""
+    def _expand(self, tree: TokenTree, nodes: list[int], width: int,
+                networks: Sequence[Network]) -> Steps[list[int]]:
+        """Let the suffix and these networks read the nodes that they want; return the nodes with new guesses."""
         new_guesses: dict[int, dict[str, Guesses]] = {}  # by node and source
-        for network in self.parts:
+        for network in networks:
             wanted_nodes = [node for node in nodes if network.wants(tree, node)]
             if not wanted_nodes:
                 continue
@@ -232,7 +235,10 @@ class Mixture(Draft):
         prediction.by_source.update(new_guesses)
         if not prediction.by_source:
             return False
-        mixed = self._blend.mix(prediction.by_source, prediction.match.length, prediction.depth)
+        if self.parts and prediction.by_source.keys() == {SUFFIX}:
+            mixed = prediction.copies
+        else:
+            mixed = self._blend.mix(prediction.by_source, prediction.match.length, prediction.depth)
 
         other_probability = 0.0  # of all other tokens; networks that know the noise already include that of all tokens
         if prediction.by_source.keys() <= self._noiseless_sources:
@@ -246,7 +252,7 @@ class Mixture(Draft):
     def _prediction_by_suffix(self, tree: TokenTree, node: int, width: int) -> Prediction:
         """Return the prediction of the suffix automaton alone, if there is one, with the tokens that are allowed."""
         depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
-        prediction = Prediction(depth, self._match(tree, node), {}, [])
+        prediction = Prediction(depth, self._match(tree, node), {}, [], [])
         if self._suffix is None:
             return prediction
 
@@ -255,6 +261,7 @@ class Mixture(Draft):
             guesses = [guess for guess in guesses if tree.law.allows(tree, node, guess[0])]
         if guesses:
             prediction.by_source[SUFFIX] = guesses
+            prediction.copies = self._blend.copies(guesses, prediction.match.length)
         return prediction
 
     def _match(self, tree: TokenTree, node: int) -> Match:
@@ -329,23 +336,28 @@ class Mixture(Draft):
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _follow_match(self, tree: TokenTree, node: int, growth: Growth) -> None:
-        """Add the continuation of a long match at once, without waiting for a network."""
-        for _ in range(MAX_CONTINUATION):
-            prediction = self._predictions[node]
-            if not prediction.has_long_match or SUFFIX not in prediction.by_source:
-                return
+    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth) -> int:
+        """Add the copies after a node, as far as they are worth a row; return their number."""
+        path_probability, num_copies = 1.0, 0
+        while tree.nodes[node].pos + 1 < tree.max_tokens:
+            prediction = self._predictions.get(node) or self._prediction_by_suffix(tree, node, growth.width)
+            if not prediction.copies:
+                break
+            copied_token, probability = prediction.copies[0]
+            path_probability *= probability
+            if path_probability < LEAST_COPY:
+                break
 
-            next_token, _ = prediction.by_source[SUFFIX][0]
-            child = tree.child(node, next_token)
-            if child is None or tree.nodes[child].pos + 1 >= tree.max_tokens:
-                return
+            if tree.child(node, copied_token) is None:
+                self._predictions[node] = prediction
+                self._predict(tree, node, {}, growth.width)
+                self._offer(tree, [node], growth)
 
-            if child not in self._predictions and self._predict(tree, child, {}, growth.width):
-                self._offer(tree, [child], growth)
-            if child not in self._predictions:
-                return
-            node = child
+            child = tree.child(node, copied_token)
+            if child is None:
+                break
+            node, num_copies = child, num_copies + 1
+        return num_copies
 
     def _children(self, tree: TokenTree, node: int, min_score: float) -> Iterator[Guess]:
         """Yield the guesses after a node whose paths have at least this score."""
@@ -355,6 +367,15 @@ class Mixture(Draft):
                 score = node_score + math.log(probability)
                 if score >= min_score:
                     yield node, token, score
+
+
+def is_known(num_copies: int) -> bool:
+    """Whether networks would add too little after the tip, where so many copies are worth a row.
+
+    Wherever the copies end or fail, networks that have read all of them have one more guess. They read one copy in each
+    level, so a level adds 1 / (number of copies + 1) tokens at most.
+    """
+    return (num_copies + 1) * LEVEL_PRICE > 1
 
 
 # --- the levels to prepare for each possible outcome of a segment under way -------------------------------------------
@@ -413,6 +434,7 @@ class Blend:
         """Return to the initial weights and calibration."""
         self._responsibilities: dict[Bucket, dict[str, float]] = {}  # sums by source
         self._calibrations: dict[tuple[Bucket, int], PlattScaling] = {}  # by bucket and range of depth
+        self._copy_calibrations: dict[int, PlattScaling] = {}  # by class of the match's length
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
         """Return the weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
@@ -455,6 +477,21 @@ class Blend:
             sums = self._responsibilities.setdefault(bucket, dict.fromkeys(shares, 0.0))
             for source, share in shares.items():
                 sums[source] = DECAY * sums[source] + share / total
+
+    def copies(self, guesses: Guesses, length: int) -> Guesses:
+        """Return a suffix's guesses with the probabilities of text that is copied, or only seems to be.
+
+        A match of `length` tokens goes on with `confidence(length)`, calibrated by all tokens of the texts so far,
+        whatever other sources were read.
+        """
+        claimed = _claimed_copies(guesses, length)
+        calibration = self._copy_calibrations.get(_length_class(length))
+        return [(token, calibration.of(probability)) for token, probability in claimed] if calibration else claimed
+
+    def learn_copies(self, guesses: Guesses, length: int, token: int) -> None:
+        """Learn from the token of the text after a suffix's guesses."""
+        calibration = self._copy_calibrations.setdefault(_length_class(length), PlattScaling())
+        calibration.learn(_claimed_copies(guesses, length), token)
 
     def _mixed(self, guesses: SourceGuesses, length: int) -> dict[int, float]:
         """Return the weighted sum of the sources' probabilities, by token."""
@@ -528,6 +565,17 @@ def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
     suffix_weight = WEIGHTS[_length_class(length)] if SUFFIX in sources else 0.0
     other_weight = (1 - suffix_weight) / num_others
     return {source: suffix_weight if source == SUFFIX else other_weight for source in sources}
+
+
+def confidence(length: int) -> float:
+    """Return the initial probability that a match of `length` tokens goes on: its weight, and n / (n + 2) if longer."""
+    return max(WEIGHTS[_length_class(length)], length / (length + 2) if length >= len(WEIGHTS) else 0.0)
+
+
+def _claimed_copies(guesses: Guesses, length: int) -> list[tuple[int, float]]:
+    """Return a suffix's guesses with shares of `confidence(length)`."""
+    total = sum(probability for _, probability in guesses)
+    return [(token, confidence(length) * probability / total) for token, probability in guesses]
 
 
 def _length_class(length: int) -> int:
