@@ -159,4 +159,5 @@ def unlearning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are believed what they say, no matter who was right."""
     from model.drafts.mixture import Blend
 
-    monkeypatch.setattr(Blend, "learn", lambda *message: None)
+    for name in ("learn", "learn_copies"):
+        monkeypatch.setattr(Blend, name, lambda *message: None)

@@ -92,8 +92,7 @@ class Mixture(Draft):
 
         if self._suffix:
             if self._tree is not None:
-                for _ in self._suffix.settle(self._tree):
-                    pass
+                self._suffix.settle(self._tree)
             self._suffix.reset()
         self._tree = None
 
@@ -120,14 +119,14 @@ class Mixture(Draft):
 
         # copies, which take no time
         horizon = tree.horizon
-        num_copies = self._follow_copies(tree, tree.tip, growth)
+        addable_tokens = self._follow_copies(tree, tree.tip, growth)
         has_copied = tree.horizon > horizon
 
-        # a level, of the suffix alone where it knows
-        networks = () if is_known(num_copies) else self.parts
+        # a level, of the suffix alone where networks would add too little
+        asks_networks = addable_tokens >= LEVEL_PRICE
+        networks = self.parts if asks_networks else ()
         nodes = self._choose(tree, growth, networks)
-        is_free = not networks and self.parts
-        if nodes and not is_free and not worth_drafting(self._expected_tokens(tree, nodes)):
+        if nodes and asks_networks and not worth_drafting(self._expected_tokens(tree, nodes)):
             return has_copied
         predicted_nodes = yield from self._expand(tree, nodes, growth.width, networks)
         if not predicted_nodes:
@@ -159,8 +158,7 @@ class Mixture(Draft):
 
         self._learn(tree)
         if self._suffix:
-            for match, guesses, token in self._suffix.settle(tree):
-                self._blend.learn_copies(guesses, match.length, token)
+            self._suffix.settle(tree, self._blend.learn_copies)
 
         was_guessed = bool(tree.nodes[tree.tip].proposals)
         for network in self.parts:
@@ -336,16 +334,20 @@ class Mixture(Draft):
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth) -> int:
-        """Add the copies after a node, as far as they are worth a row; return their number."""
+    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth) -> float:
+        """Add the copies after a node, as far as they are worth a row; return the most that a level could add.
+
+        That is in tokens, of networks that read all these copies, and the guess after them, one in each level. Wherever
+        the copies fail or end, the networks have one more guess, but for copies that are right up to the text's limit.
+        """
         path_probability, num_copies = 1.0, 0
+        has_guess_after = 1.0  # probability
         while tree.nodes[node].pos + 1 < tree.max_tokens:
             prediction = self._predictions.get(node) or self._prediction_by_suffix(tree, node, growth.width)
             if not prediction.copies:
                 break
             copied_token, probability = prediction.copies[0]
-            path_probability *= probability
-            if path_probability < LEAST_COPY:
+            if path_probability * probability < LEAST_COPY:
                 break
 
             if tree.child(node, copied_token) is None:
@@ -357,7 +359,10 @@ class Mixture(Draft):
             if child is None:
                 break
             node, num_copies = child, num_copies + 1
-        return num_copies
+            path_probability *= probability
+        else:
+            has_guess_after -= path_probability
+        return has_guess_after / (num_copies + 1)
 
     def _children(self, tree: TokenTree, node: int, min_score: float) -> Iterator[Guess]:
         """Yield the guesses after a node whose paths have at least this score."""
@@ -367,15 +372,6 @@ class Mixture(Draft):
                 score = node_score + math.log(probability)
                 if score >= min_score:
                     yield node, token, score
-
-
-def is_known(num_copies: int) -> bool:
-    """Whether networks would add too little after the tip, where so many copies are worth a row.
-
-    Wherever the copies end or fail, networks that have read all of them have one more guess. They read one copy in each
-    level, so a level adds 1 / (number of copies + 1) tokens at most.
-    """
-    return (num_copies + 1) * LEVEL_PRICE > 1
 
 
 # --- the levels to prepare for each possible outcome of a segment under way -------------------------------------------

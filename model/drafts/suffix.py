@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from heapq import nsmallest
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Sequence, Tuple
 
 from config.files import SPACE_REMEDY, as_value_error, fits, lines, make_private, open_lock, replace
 from config.schema.untrusted import Name, short_repr
@@ -20,8 +20,9 @@ from model.tree import TokenTree
 SUFFIX = "suffix"  # the source with guesses that depend on the length of a match
 COUNTED = 32  # states that are counted at a token, of the strings that end there, the longest first
 DISCOUNT = 0.1  # of the count of every following token; small, since the length of a match has a weight, too
-LEARNED_GUESSES = 3  # after a match whose hits are counted
+LEARNED_GUESSES = 3  # after each match whose hits are learned
 KeepText = Callable[[List[int]], None]
+Learn = Callable[[List[Tuple[int, float]], int, int], None]  # guesses, the length of their match, the next token
 NEW_FILE_REMEDY = "delete the file to begin a new one, or name another"
 
 
@@ -208,12 +209,12 @@ class Suffix:
             self.automaton.separate()
         self._num_read = len(self._earlier_texts)
 
-    def settle(self, tree: TokenTree) -> Iterator[tuple[Match, list[tuple[int, float]], int]]:
-        """Read newly settled text; yield each token after the match and the guesses that it had, if there were any."""
+    def settle(self, tree: TokenTree, learn: Learn | None = None) -> None:
+        """Read newly settled text; `learn` is called with the guesses before each token, if there were any."""
         for node in tree.trunk[len(self._text):]:
             token, match = tree.nodes[node].token, self.automaton.tip
-            if guesses := self.automaton.continuations(match, LEARNED_GUESSES):
-                yield match, guesses, token
+            if learn and match.length:
+                learn(self.automaton.continuations(match, LEARNED_GUESSES), match.length, token)
             self._text.append(token)
             self.automaton.extend(token)
 

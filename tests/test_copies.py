@@ -1,0 +1,125 @@
+"""Where the text is surely copied only the suffix is asked, and networks are read as soon as it is not."""
+import random
+
+import pytest
+
+from config.run_config import Growth
+from model.drafts.mixture import Blend, Mixture, confidence, starting_weights
+from model.drafts.network import at_once
+from model.drafts.suffix import Suffix
+from model.tree import TokenTree
+from tests.test_mixture import LIMIT, VOCAB, Table, anywhere, settle_a_miss
+from tests.tiny import digits
+
+SOURCE = [1, 5, 0, 2, 2, 6, 4, 0, 3, 1, 1, 4, 6, 5, 5, 3, 2, 0, 0, 6, 1, 3]  # no three tokens of it occur twice
+
+
+def copying(length, limit=LIMIT, source=SOURCE):
+    """A tree whose text ends with a match of so many tokens."""
+    return TokenTree([*source, 4, *source[:length]], limit)
+
+
+def chain(tree):
+    """Return how many of the right copies follow the tip."""
+    node, num_copies = tree.tip, 0
+    while (node := tree.child(node, [*SOURCE, 4][(tree.nodes[node].pos + 1) % 23])) is not None:
+        num_copies += 1
+    return num_copies
+
+
+@pytest.mark.parametrize("length, expected", [(1, .03), (4, .35), (7, .6), (8, .8), (9, 9 / 11), (60, 60 / 62)])
+def test_a_match_goes_on_by_its_length(length, expected):
+    assert confidence(length) == expected
+
+
+def test_copies_share_what_a_match_of_their_length_is_worth():
+    assert Blend().copies([(5, .9)], 60) == [(5, 60 / 62)]
+    assert dict(Blend().copies([(5, .6), (6, .3)], 4)) == pytest.approx({5: .35 * 2 / 3, 6: .35 / 3})
+
+
+@pytest.mark.parametrize("hits, misses", [(30, 0), (0, 30), (15, 15)])
+def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits, misses):
+    blend = Blend()
+    for token in [5] * hits + [6] * misses:
+        blend.learn_copies([(5, .9)], 3, token)
+    [(_, probability)] = blend.copies([(5, .9)], 3)
+    if not misses:
+        assert probability > .75
+    elif not hits:
+        assert probability < .1
+    assert blend.copies([(5, .9)], 4) == [(5, .35)]
+
+
+# By hand, with `confidence` alone: a chain of copies is as long as the product of its probabilities is .2 or more. After
+# 7 tokens that is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206, so 7 copies, and a level of networks adds 1/8
+# tokens. After 8 it is 8 * 9 / (18 * 19) = .21 with 10 copies: 1/11. So networks are read only after 7.
+@pytest.mark.parametrize("length, copies, is_read", [(4, 1, True), (7, 7, True), (8, 10, False), (9, 11, False)])
+def test_networks_are_read_where_a_level_adds_a_tenth_of_a_token(unlearning, length, copies, is_read):
+    table, tree = Table(), copying(length)
+    draft = Mixture([table], Suffix())
+    sure = Mixture([Table()], Suffix())
+    assert sure.offer_sure(resting := copying(length), Growth(80, 6, 3)) and chain(resting) == copies
+    assert at_once(draft.grow(tree, anywhere(60)))
+    assert table.seen == ([tree.tip] if is_read else [])
+    assert chain(tree) >= copies
+
+
+def test_a_match_of_sixty_tokens_is_one_chain_of_more(unlearning):
+    rng = random.Random(0)
+    source = [rng.randrange(VOCAB) for _ in range(160)]
+    tree = copying(60, 999, source)
+    assert Mixture([Table()], Suffix()).offer_sure(tree, Growth(200, 6, 3))
+    assert len(tree.live) == 74  # 60 * 61 / (134 * 135) is .202, and with one more copy .199
+
+
+def test_copies_up_to_the_end_of_the_text_need_no_network(unlearning):
+    for length, is_read in ((7, True), (18, False)):  # by hand: (1 - .6) / 2 = .2, (1 - .9) / 2 = .05
+        table, tree = Table(), copying(length, limit=23 + length + 1)
+        at_once(Mixture([table], Suffix()).grow(tree, anywhere(60)))
+        assert bool(table.seen) == is_read and len(tree.nodes[tree.tip].children) >= 1
+
+
+def test_a_text_that_is_copied_no_longer_brings_the_networks_back_at_the_next_miss():
+    table, tree = Table(), copying(9)
+    draft, growth = Mixture([table], Suffix()), anywhere(60)
+    for token in SOURCE[9:15]:
+        at_once(draft.grow(tree, growth))
+        assert table.seen == [] and tree.child(tree.tip, token) is not None
+        tree.settle(token)
+
+    settle_a_miss(tree)
+    assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
+
+
+def test_copies_that_fail_again_and_again_are_trusted_no_longer():
+    reads = []
+    for failures in range(0, 40, 8):
+        table, tree = Table(), copying(9)
+        draft = Mixture([table], Suffix())
+        for _ in range(failures):
+            draft._blend.learn_copies([(1, .9)], 9, 2)
+        at_once(draft.grow(tree, anywhere(60)))
+        reads.append(bool(table.seen))
+    assert not reads[0] and reads[-1] and reads == sorted(reads)
+
+
+def test_networks_that_were_not_read_keep_their_weights():
+    draft, tree = Mixture([Table()], Suffix()), copying(9)
+    for token in SOURCE[9:20]:
+        at_once(draft.grow(tree, anywhere(60)))
+        tree.settle(token)
+    at_once(draft.grow(tree, anywhere(60)))
+    assert draft._blend.weights(["suffix", "table"], 8) == starting_weights(["suffix", "table"], 8)
+
+
+def test_copies_are_offered_at_once_where_a_level_is_not_worth_its_time(unlearning):
+    table, tree = Table(), copying(7)
+    draft = Mixture([table], Suffix())
+    assert at_once(draft.grow(tree, anywhere(60), lambda expected_tokens: False)) and chain(tree) == 7
+    assert not at_once(draft.grow(tree, anywhere(60), lambda expected_tokens: False)) and table.seen == []
+
+
+def test_every_token_of_a_text_teaches_what_a_match_before_it_was_worth():
+    lessons, suffix = [], Suffix()
+    suffix.settle(TokenTree(digits("121231"), 9), lambda *lesson: lessons.append(lesson))
+    assert lessons == [([(2, .9)], 1, 2), ([(1, .9)], 2, 3)]
