@@ -1,4 +1,5 @@
 """Where the text is surely copied only the suffix is asked, and networks are read as soon as it is not."""
+import math
 import random
 
 import pytest
@@ -51,8 +52,8 @@ def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits
 
 
 # By hand, with `confidence` alone: a chain of copies is as long as the product of its probabilities is .2 or more. After
-# 7 tokens that is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206, so 7 copies, and a level of networks adds 1/8
-# tokens. After 8 it is 8 * 9 / (18 * 19) = .21 with 10 copies: 1/11. So networks are read only after 7.
+# 7 tokens that is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206, so 7 copies, and a level adds 1/8 tokens.
+# After 8 it is 8 * 9 / (18 * 19) = .21 with 10 copies: 1/11. So networks are read after 7, and not after 8.
 @pytest.mark.parametrize("length, copies, is_read", [(4, 1, True), (7, 7, True), (8, 10, False), (9, 11, False)])
 def test_networks_are_read_where_a_level_adds_a_tenth_of_a_token(unlearning, length, copies, is_read):
     table, tree = Table(), copying(length)
@@ -89,6 +90,22 @@ def test_a_text_that_is_copied_no_longer_brings_the_networks_back_at_the_next_mi
 
     settle_a_miss(tree)
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
+
+
+def test_a_prompt_that_repeats_itself_teaches_what_shorter_matches_are_worth():
+    prompt = [token for separator in (4, 6, 2, 3, 0, 5) for token in (*SOURCE, separator, separator)]
+    tree = TokenTree([*prompt, 4, *SOURCE[:7]], 999)
+    draft = Mixture([Table()], Suffix())
+    assert draft.offer_sure(tree, Growth(200, 6, 3)) and len(tree.live) > 10  # 7 without the lessons
+    likeliest = max(tree.nodes[child].score for child in tree.nodes[tree.tip].children.values())
+    assert likeliest > math.log(.65)
+
+
+def test_a_copy_alone_scores_what_its_match_is_worth(unlearning):
+    tree = copying(7)
+    Mixture([Table()], Suffix()).offer_sure(tree, Growth(80, 6, 3))
+    [copy] = tree.nodes[tree.tip].children.values()
+    assert tree.nodes[copy].score == pytest.approx(math.log(.6))
 
 
 def test_copies_that_fail_again_and_again_are_trusted_no_longer():
