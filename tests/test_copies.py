@@ -51,9 +51,9 @@ def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits
     assert blend.copies([(5, .9)], 4) == [(5, .35)]
 
 
-# By hand, with `confidence` alone: a chain of copies is as long as the product of its probabilities is .2 or more. After
-# 7 tokens that is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206, so 7 copies, and a level adds 1/8 tokens.
-# After 8 it is 8 * 9 / (18 * 19) = .21 with 10 copies: 1/11. So networks are read after 7, and not after 8.
+# By hand, with `confidence` alone: a chain of copies ends where the product of its probabilities is below .2. After a
+# match of 7 it is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206 for 7 copies, so a level adds 1/8. After
+# one of 8 it is 8 * 9 / (18 * 19) = .21 for 10 copies: 1/11. So networks are read after 7, and not after 8.
 @pytest.mark.parametrize("length, copies, is_read", [(4, 1, True), (7, 7, True), (8, 10, False), (9, 11, False)])
 def test_networks_are_read_where_a_level_adds_a_tenth_of_a_token(unlearning, length, copies, is_read):
     table, tree = Table(), copying(length)
