@@ -4,6 +4,7 @@ It knows nothing about how the other ranks were started, which is the task of `r
 """
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
-from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, check_messages
+from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, as_messages, check_messages
 from model.tree import TokenTree
 from pipeline.answers import Answer, Request
 from pipeline.decode import Decoder, TokenStream
@@ -339,10 +340,11 @@ class Pipeline:
         """Return the configuration of an answer with these options; raises ValueError for impossible ones."""
         return replace(self.config, **_answer_values(options))
 
-    def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
+    def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES,
+                   max_tokens: float = math.inf) -> list[int]:
         """Return a prompt as token ids, formatted by `template`, which may read `variables` in addition to messages.
 
-        Raises ValueError for ids that the model does not have.
+        Raises ValueError for ids that the model does not have, and LongText for a text of more than `max_tokens`.
         """
         if not isinstance(prompt, Sequence):
             raise ValueError(f"the prompt is of type {type(prompt).__name__}: give a text, messages or token ids")
@@ -353,10 +355,9 @@ class Pipeline:
             if self.text is None:
                 raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                                  "prompt_ids")
-            if any(isinstance(turn, Mapping) for turn in prompt_turns):
-                token_ids = self.text.chat_ids(prompt_turns, template, variables)
-            else:
-                token_ids = self.text.prompt_ids([str(turn) for turn in prompt_turns], template)
+            if not any(isinstance(turn, Mapping) for turn in prompt_turns):
+                prompt_turns = as_messages([str(turn) for turn in prompt_turns])
+            token_ids = self.text.chat_ids(prompt_turns, template, variables, max_tokens)
 
         check_ids("the prompt", token_ids, self.spec.sizes.vocab)
         return token_ids

@@ -2,7 +2,7 @@
 
 A family is a row of FORMATS: the words of its template by which it is recognised, patterns of its calls, and one of the
 functions that read a call. Only a format's own marks with the name of an offered tool are a call; all else stays text.
-Patterns are those of the package regex, which can say that a text may yet match.
+Patterns are those of the package regex, which can say that a text may yet match; a star in them has a limit.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Callable, Collection, Generator, Mapping, NamedTuple, Optional, Union
 
 NAME, NEVER = r'(?P<name>[^\s"\\{}<>\[\]]{1,128})', "(?!)"
-THOUGHTS_BEGIN, THOUGHTS_END = r"(?P<thoughts><think>|\[THINK\])", r"\s*(?:</think>|\[/THINK\])"
+THOUGHTS_BEGIN, THOUGHTS_END = r"(?P<thoughts><think>|\[THINK\])", r"\s*+(?:</think>|\[/THINK\])"
 OPEN_THOUGHTS = re.compile(r"(?:<think>|\[THINK\])\s*\Z")  # at the end of a prompt
 OBJECT_HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 CALL_KEYS = r'(?=\{\s*"(?:name|arguments|parameters|type|function|id)"\s*:)'  # the first one of a call
@@ -22,6 +22,7 @@ PYTHON_WORDS = {"True": True, "False": False, "None": None}  # some templates sh
 JSON_TYPES: Mapping[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), list: ("array",),
     dict: ("object",), type(None): ("null",)}
+MAX_REPEATS = 200  # of a star in a pattern: so the work for a piece of an answer does not grow with the answer
 Schemas = Mapping[str, Any]  # of the arguments of tools, by the names of the tools
 
 
@@ -114,7 +115,7 @@ class CallReader:
         self.unread = ""
         self.is_complete = False  # whether nothing follows the unread text
         self._in_thoughts = in_thoughts
-        self._blanks = ""  # held back: they belong to a text if one follows
+        self._blanks: list[str] = []  # held back: they belong to a text if one follows
         self._holds_blanks, self._drops_blanks = True, False
         self._has_parts = self.line_has_text = False  # whether there are parts so far; whether the last line has text
         self._part_iterator = self._all_parts()
@@ -144,12 +145,13 @@ class CallReader:
 
     def text_parts(self, size: int) -> AnswerParts:
         """Yield the first `size` characters of the unread text, unless they are blanks to hold back."""
-        self._blanks += self.take(size)
-        if not self._blanks or (self._holds_blanks and not self._blanks.strip()):
+        piece = self.take(size)
+        self._blanks.append(piece)
+        if not piece or (self._holds_blanks and not piece.strip()):
             return
 
-        piece = self._blanks.lstrip() if self._drops_blanks else self._blanks
-        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = "", False, False, True
+        piece = "".join(self._blanks).lstrip() if self._drops_blanks else "".join(self._blanks)
+        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = [], False, False, True
         line = piece.rpartition("\n")[2]
         self.line_has_text = bool(line.strip()) or (self.line_has_text and line == piece)
         yield piece
@@ -196,7 +198,7 @@ class CallReader:
 
     def end_block(self, drops_blanks: bool = False) -> None:
         """Note the end of a call or of thoughts: blanks around it are no text."""
-        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = "", True, drops_blanks, True
+        self._blanks, self._holds_blanks, self._drops_blanks, self._has_parts = [], True, drops_blanks, True
         self.line_has_text = False
 
     def offers(self, opening: Any) -> bool:
@@ -234,14 +236,15 @@ class CallReader:
             self.take(size)
             yield from self.thought_parts() if opening["thoughts"] else self.format.read(self, opening)
 
-        if not self._has_parts and self._blanks:
-            yield self._blanks
+        if not self._has_parts:
+            yield "".join(self._blanks)
 
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    """Return a compiled pattern of the package regex, which comes with transformers."""
-    return import_module("regex").compile(pattern, import_module("regex").DOTALL)
+    """Return a compiled pattern of the package regex, which comes with transformers; its stars are bounded."""
+    bounded_pattern = pattern.replace("*", f"{{0,{MAX_REPEATS}}}")
+    return import_module("regex").compile(bounded_pattern, import_module("regex").DOTALL)
 
 
 # --- calls, one function for each way of writing them -----------------------------------------------------------------
@@ -284,12 +287,13 @@ def _skipped_object_end(reader: CallReader) -> AnswerParts:
 def _whole_object(reader: CallReader, before_object: str) -> AnswerParts:
     """Read an object with other keys, or in another order, and return whether it is a call; if not, yield its text."""
     begins_call = yield from reader.matched(CALL_KEYS)
-    braces, object_text, object_end = Braces(), "", 0
+    braces, object_pieces, object_end = Braces(), [""], 0
     while begins_call and (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
-        object_text += reader.take(len(reader.unread))
+        object_pieces.append(reader.take(len(reader.unread)))
         yield None
 
-    object_text += reader.take(object_end if object_end >= 0 else len(reader.unread))
+    object_pieces.append(reader.take(object_end if object_end >= 0 else len(reader.unread)))
+    object_text = "".join(object_pieces)
 
     name, arguments = _named_call(object_text, has_mark=bool(before_object.strip("\n ,;[")))
     is_offered = bool(name) and (reader.schemas is None or name in reader.schemas)
@@ -337,12 +341,11 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
     while pair := (yield from reader.matched(reader.format.pair_name)):
         value_begin, value_end = reader.format.pair_ends
         yield from reader.matched(value_begin)
-        value_size = yield from _size_before(reader, value_end)
-        value_text = reader.take(len(reader.unread) if value_size is None else value_size)
+        value_text, has_end = yield from _text_before(reader, value_end)
 
         name = pair["key"].strip()
         yield CallPart(arguments=f"{before_pair}{_json(name)}: ")
-        if value_size is None:  # the answer is cut off here
+        if not has_end:  # the answer is cut off here
             yield CallPart(arguments=_json(value_text)[:-1])
             return
 
@@ -356,16 +359,14 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
         yield CallPart(arguments="{}" if before_pair == "{" else "}")
 
 
-def _size_before(reader: CallReader, pattern: str) -> AnswerParts:
-    """Wait for a match in the unread text, and return its beginning; None if it does not come."""
-    begin = 0
+def _text_before(reader: CallReader, pattern: str) -> AnswerParts:
+    """Take the text before a match, and return it, and whether the match comes."""
+    pieces = []
     while True:
-        match = compiled(pattern).search(reader.unread, begin, partial=not reader.is_complete)
-        if match and not match.partial:
-            return match.start()
-        if reader.is_complete:
-            return None
-        begin = match.start() if match else len(reader.unread)
+        match = compiled(pattern).search(reader.unread, partial=not reader.is_complete)
+        pieces.append(reader.take(match.start() if match else len(reader.unread)))
+        if reader.is_complete or (match and not match.partial):
+            return "".join(pieces), bool(match)
         yield None
 
 
@@ -398,7 +399,7 @@ def channel_message(reader: CallReader, opening: Any) -> AnswerParts:
         yield from reader.argument_parts()
         reader.end_block()
     elif channel and channel[1] == "analysis":
-        yield from reader.thought_parts(rf"\s*(?:{MESSAGE_END})")
+        yield from reader.thought_parts(rf"\s*+(?:{MESSAGE_END})")
     else:
         before_text = header if "to=" in header else "\n\n" * reader.line_has_text
         reader.unread = before_text + reader.unread

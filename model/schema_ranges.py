@@ -72,7 +72,10 @@ def _schemas_in(document: Any) -> Iterable[dict[str, Any]]:
     objects = [value for value in values_in(document) if isinstance(value, dict)]
     if any(_leads_into_value(entry.get("$ref")) for entry in objects):
         return objects
+    return _schemas_besides_values(document)
 
+
+def _schemas_besides_values(document: Any) -> list[dict[str, Any]]:
     schemas, open_values = [], [document]
     while open_values:
         value = open_values.pop()
@@ -86,6 +89,15 @@ def _schemas_in(document: Any) -> Iterable[dict[str, Any]]:
                 elif name not in VALUES:
                     open_values.append(inner_value)
     return schemas
+
+
+def without_nulls(document: Any) -> Any:
+    """Return a schema whose keywords are never null, as some programs write those that they leave out."""
+    if isinstance(document, dict):
+        for schema in _schemas_besides_values(document):
+            for name in [name for name, value in schema.items() if value is None and name not in VALUES]:
+                del schema[name]
+    return document
 
 
 def _leads_into_value(reference: Any) -> bool:

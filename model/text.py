@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import contextmanager
 from functools import cached_property, partial
+from hashlib import sha256
 from importlib import import_module
 from inspect import signature
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
 
 from config.files import SURROGATE
 from config.run_config import is_template_file
-from config.schema.untrusted import Name, one_line, read_json, reason
+from config.schema.untrusted import BYTE_ORDER_MARK, WHOLE_FOLDER, Name, one_line, read_bytes, read_json, reason
 from model.markup import HARMONY, HARMONY_END, AnswerPart, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
 
@@ -32,6 +35,7 @@ AUTO, OWN, DEFAULT_TEMPLATE = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
 FAST_CLASS = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
 TEMPLATE_FILE = "chat_template.jinja"  # a template in a file of its own
+TEMPLATE_SETTINGS = ("tokenizer_config.json", "chat_template.json")  # files that may have it as `chat_template`
 # The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
@@ -55,6 +59,8 @@ MAX_GROWTH = 256  # characters into which the rules of a tokenizer may turn a si
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which needs a millisecond
 OTHER_TEMPLATES = "use template=vicuna, template=llama-2 or template=none"
 MARKER = "2718281828459045"  # a text to find in what a template writes, whatever it does to letters
+TRIED_ARGUMENTS = {"a": MARKER}
+SHORT_ID = re.compile("[A-Za-z0-9]{9}")  # of a call, as Mistral's templates demand it
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
 MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and other keys for an own template
@@ -100,21 +106,22 @@ def own_template(folder: Name, file: str = "") -> str:
     """Read the chat templates of a file or a tokenizer's folder, if any. Raises ValueError for an unreadable file."""
     if file:
         try:
-            return Path(file).expanduser().read_text(encoding="utf-8")
+            return Path(file).expanduser().read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ValueError(f"template={file} cannot be read ({shown(error)}): give the path of a template in "
                              "Jinja, in UTF-8") from None
 
-    # in the tokenizer's settings: one template, or a list of them with names
-    settings_path = Path(folder) / "tokenizer_config.json"
-    setting = read_json(settings_path).get("chat_template") if settings_path.is_file() else None
-    entries = setting if isinstance(setting, list) else [{"template": setting or ""}]
-    templates = [str(entry.get("template")) for entry in entries if isinstance(entry, dict)]
+    # in settings: one template, or a list of them with names
+    templates = []
+    for settings_path in filter(Path.is_file, (Path(folder) / name for name in TEMPLATE_SETTINGS)):
+        setting = read_json(settings_path).get("chat_template")
+        entries = setting if isinstance(setting, list) else [{"template": setting or ""}]
+        templates += [str(entry.get("template")) for entry in entries if isinstance(entry, dict)]
 
     # in a file of its own
     template_path = Path(folder) / TEMPLATE_FILE
     if template_path.is_file():
-        templates.append(template_path.read_text(encoding="utf-8", errors="replace"))
+        templates.append(template_path.read_text(encoding="utf-8-sig", errors="replace"))
     return "\n".join(templates).strip()
 
 
@@ -144,6 +151,48 @@ class TemplateError(ValueError):
         self.why = why
 
 
+class LongText(ValueError):
+    """A prompt of `num_characters`, which are too many in any tokenization."""
+
+    def __init__(self, num_characters: int) -> None:
+        super().__init__(f"the prompt has {num_characters} characters, too many for this model: shorten it")
+        self.num_characters = num_characters
+
+
+class CallForm(NamedTuple):
+    """How a template reads a message with calls: null for an empty content, arguments as text, and ids of nine signs.
+    """
+
+    has_short_ids: bool = False
+    has_null_content: bool = False
+    has_text_arguments: bool = False
+
+    def applied(self, message: MessageDict) -> MessageDict:
+        """Return a message with its calls, or the id of the call that it answers, in this form."""
+        template_message = dict(message)
+        if message.get("tool_calls"):
+            template_message["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+            template_message["content"] = message["content"] or (None if self.has_null_content else "")
+        if self.has_short_ids and "tool_call_id" in message:
+            template_message["tool_call_id"] = _short_id(message["tool_call_id"])
+        return template_message
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        template_call = dict(call)
+        if self.has_text_arguments:
+            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            template_call["function"] = {**call["function"], "arguments": arguments}
+        if self.has_short_ids:
+            template_call["id"] = _short_id(call.get("id"))
+        return template_call
+
+
+def _short_id(call_id: Any) -> str:
+    """Return an id of nine letters and digits, one and the same for equal ids."""
+    text = str(call_id)
+    return text if SHORT_ID.fullmatch(text) else sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
+
+
 class Text:
     """The tokenizer and the conversation templates of one model.
 
@@ -168,8 +217,10 @@ class Text:
         self.tokenizer = self._open()
         if chat_template:  # a file that replaces the tokenizer's own template
             self.tokenizer.chat_template = own_template(folder, chat_template)
-        elif not self.tokenizer.chat_template and (self.folder / TEMPLATE_FILE).is_file():  # transformers before 4.49
-            self.tokenizer.chat_template = own_template(folder, str(self.folder / TEMPLATE_FILE))
+        elif not self.tokenizer.chat_template:
+            self.tokenizer.chat_template = self._template_beside()
+        if isinstance(self.tokenizer.chat_template, str):
+            self.tokenizer.chat_template = self.tokenizer.chat_template.lstrip(BYTE_ORDER_MARK)
         apply_template = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda messages, variables: apply_template(messages, **variables))
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
@@ -195,8 +246,9 @@ class Text:
         base_class = _of_transformers("PreTrainedTokenizerBase")
 
         try:
-            tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(self.folder), local_files_only=True,
-                                       trust_remote_code=False)
+            with _without_marks(self.folder) as folder:
+                tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(folder), local_files_only=True,
+                                           trust_remote_code=False)
             if not isinstance(tokenizer, base_class):  # it may return anything for an impossible tokenizer_class
                 raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
             _check_growth(tokenizer)
@@ -213,6 +265,13 @@ class Text:
                     read_json(self.folder / name)  # for a better error message
             raise ValueError(f"the tokenizer in {self.folder} cannot be read ({shown(error)}); copy it again from the "
                              f"model, or give token ids with prompt_ids=") from error
+
+    def _template_beside(self) -> Any:
+        """Return the template in a file that transformers does not read: before 4.49 any, and a processor's one."""
+        if (self.folder / TEMPLATE_FILE).is_file():
+            return own_template(self.folder, str(self.folder / TEMPLATE_FILE))
+        setting = self._settings.get("chat_template.json", {}).get("chat_template")
+        return {entry["name"]: entry["template"] for entry in setting} if isinstance(setting, list) else setting
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -265,16 +324,34 @@ class Text:
 
     def prompt_text(self, turns: Sequence[str], template: str) -> str:
         """Return the text of turns in a template."""
-        return self._chat_text(as_messages(turns), template, NO_VARIABLES)
+        messages = as_messages(turns)
+        check_messages(messages)
+        return self._chat_text(messages, template, NO_VARIABLES)
 
-    def chat_ids(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any] = NO_VARIABLES
-                 ) -> list[int]:
-        """Return the token ids of messages; `variables` are further inputs of the tokenizer's own template."""
-        text = self._chat_text(messages, template, variables)
-        return next(self.spans([text], template))[0]
+    def chat_ids(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any] = NO_VARIABLES,
+                 max_tokens: float = math.inf) -> list[int]:
+        """Return the token ids of messages; `variables` are further inputs of the tokenizer's own template.
+
+        Raises LongText instead of tokenizing a text that has more than `max_tokens` in any tokenization.
+        """
+        check_messages(messages)
+        max_characters = max_tokens * self._max_token_length
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters <= max_characters:
+            text = self._chat_text(messages, template, variables)
+            num_characters = len(text)
+
+        if num_characters > max_characters:
+            raise LongText(num_characters)
+        return next(self.spans([text], template, has_ends=False))[0]
+
+    @cached_property
+    def _max_token_length(self) -> int:
+        """The length of the longest token, in characters."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def _chat_text(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any]) -> str:
-        check_messages(messages)
+        """Return the text of checked messages in a template."""
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message has the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
@@ -299,14 +376,56 @@ class Text:
             raise TemplateError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
                                 f"{OTHER_TEMPLATES}, or mend it", one_line(reason(error)[:200])) from error
 
-    def _in_content_form(self, message: MessageDict) -> dict[str, Any]:
-        """Return a message with its content as the template reads it: a text, or a list with one part."""
-        role, content = message["role"], message["content"]
+    def _in_content_form(self, message: MessageDict) -> MessageDict:
+        """Return a message as the template reads it: with its content as a text or a list with one part, and calls."""
+        role: str = message["role"]
+        content: Content = message["content"]
         if role not in self._reads_parts:
             self._reads_parts[role] = self._tries_parts(role)
         if role == "assistant" and self.has_channels:
-            content = SHOWN_THOUGHTS.sub("", content)
-        return {**message, "content": as_parts(content) if self._reads_parts[role] else content}
+            content = SHOWN_THOUGHTS.sub("", message["content"])
+
+        has_calls = bool(message.get("tool_calls"))
+        if self._reads_parts[role] and (content or not has_calls):
+            content = as_parts(content)
+        template_message = {**message, "content": content}
+        if self.has_channels and not content and message.get("reasoning_content"):
+            template_message["thinking"] = message["reasoning_content"]  # its template's name for them
+        return self._call_form.applied(template_message) if has_calls or role == "tool" else template_message
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        """The first form in which the template writes a call, or else in which it works.
+
+        A template that fails with all of them reports its own error when it is used.
+        """
+        working_forms = []
+        for call_form in (CallForm(*choices) for choices in product((False, True), (True, False), (False, True))):
+            shows_call = self._shows_call(call_form)
+            if shows_call:
+                return call_form
+            if shows_call is not None:
+                working_forms.append(call_form)
+        return working_forms[0] if working_forms else CallForm()
+
+    def _shows_call(self, call_form: CallForm) -> bool | None:
+        """Return whether the template writes the arguments of a call in this form, but not as Python writes them.
+
+        None: it fails, or writes a null.
+        """
+        function = {"name": "f", "arguments": TRIED_ARGUMENTS}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages = [self._in_content_form({"role": "user", "content": "?"}),
+                    call_form.applied({"role": "assistant", "content": "", "tool_calls": [call]}),
+                    call_form.applied({"role": "tool", "content": "?", "tool_call_id": "call_1", "name": "f"})]
+
+        try:
+            text = self._sandbox.call(PATIENCE, messages, {})
+        except ValueError:
+            return None
+        if call_form.has_null_content and str(None) in text:
+            return None
+        return MARKER in text and str(TRIED_ARGUMENTS) not in text
 
     def _tries_parts(self, role: str) -> bool:
         """Return whether the template writes a marker of this role only as a part, or else as a text.
@@ -337,14 +456,15 @@ class Text:
         except ValueError:
             return None
 
-    def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the token ids of texts in a template, and the end of each token in characters, if it is known."""
+    def spans(self, texts: Sequence[str], template: str, has_ends: bool = True
+              ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the token ids of texts in a template, and if `has_ends` the end of each in characters, where known."""
         has_own_template = chosen(template, self.folder) == OWN
-        is_fast = self.tokenizer.is_fast
+        has_ends = has_ends and self.tokenizer.is_fast
         try:
             first_ids = self._first_ids
             encoding = call_tokenizer(self.tokenizer, texts, add_special_tokens=False, verbose=False,
-                                      return_offsets_mapping=is_fast, return_attention_mask=False)
+                                      return_offsets_mapping=has_ends, return_attention_mask=False)
         except Exception as error:  # an inconsistent tokenizer may fail only now
             raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
@@ -356,7 +476,7 @@ class Text:
             # The tokenizer's own template already contains the first token, if there is one.
             has_first = has_own_template or ids[:1] == first_ids
             added_ids = [] if has_first else first_ids
-            ends = [end for _, end in encoding["offset_mapping"][index]] if is_fast else []
+            ends = [end for _, end in encoding["offset_mapping"][index]] if has_ends else []
             if ends:
                 ends = [0] * len(added_ids) + ends
             yield [*added_ids, *ids], ends
@@ -385,6 +505,22 @@ def call_tokenizer(function: Callable[..., Result], *inputs: Any, **options: Any
         raise
     except BaseException as failure:
         raise RuntimeError(reason(failure)) from failure
+
+
+@contextmanager
+def _without_marks(folder: Path) -> Iterator[Path]:
+    """Yield a folder whose files transformers can read: this one, or a copy without byte order marks in JSON."""
+    paths = [path for path in (folder / name for name in {*TOKENIZER_FILES, *SETTINGS}) if path.is_file()]
+    mark = BYTE_ORDER_MARK.encode()
+    if not any(path.suffix == ".json" and read_bytes(path, WHOLE_FOLDER).startswith(mark) for path in paths):
+        yield folder
+        return
+
+    with TemporaryDirectory() as copy:
+        for path in paths:
+            data = path.read_bytes()
+            (Path(copy) / path.name).write_bytes(data[len(mark):] if data.startswith(mark) else data)
+        yield Path(copy)
 
 
 def _check_growth(tokenizer: Any) -> None:
@@ -491,8 +627,13 @@ class AnswerReader:
         stop_texts = [stop] if isinstance(stop, str) else stop
         self._stop_texts = [stop_text for stop_text in stop_texts if stop_text]
         self._pending = ""  # text that may begin a stop text
-        self.text = ""  # returned so far
+        self._shown_pieces: list[str] = []  # returned so far
         self.stopped = ""  # the stop text that was completed, if any
+
+    @property
+    def text(self) -> str:
+        """The text that was returned so far."""
+        return "".join(self._shown_pieces)
 
     def stops(self, token: int) -> bool:
         """Return whether a token completes a stop text; call this for an answer's tokens in order."""
@@ -514,7 +655,7 @@ class AnswerReader:
         if self._channels:
             parts = [*self._channels.read(piece), *(self._channels.finish() if completes else ())]
             piece = "".join(map(self._shown_part, parts))
-        self.text += piece
+        self._shown_pieces.append(piece)
         return piece
 
     def _shown_part(self, answer_part: AnswerPart) -> str:
@@ -540,10 +681,11 @@ class AnswerReader:
 
     def _num_begun_chars(self, text: str) -> int:
         """Return the number of characters at the end of a text that may begin a stop text."""
-        for count in range(len(text), 0, -1):
-            if any(stop_text.startswith(text[-count:]) for stop_text in self._stop_texts):
-                return count
-        return 0
+        counts = [0]
+        for stop_text in self._stop_texts:
+            max_count = min(len(text), len(stop_text) - 1)
+            counts += [count for count in range(counts[-1] + 1, max_count + 1) if text.endswith(stop_text[:count])]
+        return max(counts)
 
 
 def as_messages(turns: Sequence[str]) -> list[MessageDict]:
@@ -595,7 +737,7 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
                          "with template=own, if the tokenizer's template has one")
 
     system_texts = [message["content"] for message in messages if message["role"] == "system"]
-    turns: list[str] = []
+    turns: list[list[str]] = []  # each of one or several messages
     last_role = "assistant"
     for message in messages:
         role, content = message["role"], message["content"]
@@ -603,13 +745,13 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
             continue
 
         if role == last_role and turns:
-            turns[-1] += f"\n\n{content}"
+            turns[-1].append(content)
         elif role == last_role:
             raise ValueError("the first message is the assistant's; begin with a message of the role user")
         else:
-            turns.append(content)
+            turns.append([content])
         last_role = role
-    return "\n\n".join(system_texts), turns
+    return "\n\n".join(system_texts), ["\n\n".join(turn_texts) for turn_texts in turns]
 
 
 # --- single tokens ----------------------------------------------------------------------------------------------------

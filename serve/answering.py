@@ -4,6 +4,7 @@ Each protocol has its own subclass of `AnswerForm`: see `completions`, `response
 """
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -15,7 +16,7 @@ from launch.asynchronous import Reports
 from model.markup import AnswerPart, Thought
 from serve.engine import AnswerJob, Ended, Engine, Event
 from serve.protocol import Body, Choice, JsonObject, Refused
-from serve.text_chunks import Piece, Token
+from serve.text_chunks import Echo, Piece, Token
 from serve.tools import CallPart, CallReader
 
 
@@ -25,14 +26,26 @@ class ContentBlock:
 
     tool_name: str = ""
     is_thoughts: bool = False
-    text: str = ""
+    texts: list[str] = field(default_factory=list)  # the pieces of its text
     tokens: list[Token] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
     def call_id(self) -> str:
-        """The id of a tool call, which its result repeats."""
-        return f"call_{self.id}"
+        """The id of a tool call, which its result repeats: nine letters and digits, as Mistral's templates demand."""
+        return self.id[:9]
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this is a tool call whose arguments do not end."""
+        try:
+            return bool(self.tool_name) and not isinstance(json.loads(self.text), dict)
+        except (ValueError, RecursionError):
+            return True
 
 
 class ChoiceAnswer:
@@ -41,6 +54,7 @@ class ChoiceAnswer:
     def __init__(self, number: int, job: AnswerJob) -> None:
         self.number, self.choice, self._job = number, job.choice, job
         self.blocks: list[ContentBlock] = []
+        self.num_calls = 0  # blocks that are tool calls
         self.end: Ended | None = None
         self._unsent_tokens: list[Token] = []  # of texts that are not read yet
 
@@ -78,11 +92,14 @@ class ChoiceAnswer:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the choice has ended, in OpenAI's terms: stop, length or tool_calls; None as long as it is generated."""
+        """Why the choice has ended, in OpenAI's terms: stop, length or tool_calls; None as long as it is generated.
+
+        A call that a stop text cuts off is none to make.
+        """
         if self.end is None:
             return None
         reason = self.end.finish_reason
-        return "tool_calls" if reason == "stop" and self.call_blocks else reason
+        return "tool_calls" if reason == "stop" and self.num_calls and not self.last_block.is_cut_off else reason
 
     def parts(self, event: Piece | Ended) -> Sequence[AnswerPart]:
         """Return what an event adds: pieces of text and of thoughts, and parts of tool calls."""
@@ -144,6 +161,13 @@ class AnswerForm(Reports):
 
     # --- events of the engine -----------------------------------------------------------------------------------------
 
+    async def next(self) -> tuple[int, Event]:
+        """Return the number of a choice and its next event; raise Refused if the answer has failed."""
+        number, event = await super().next()
+        if isinstance(event, Echo):  # spelling a long prompt must delay no other answer
+            event = await asyncio.to_thread(event.piece)
+        return number, event
+
     @property
     def usage(self) -> JsonObject:
         """The token counts of all choices; a prompt that several choices share counts once."""
@@ -200,11 +224,12 @@ class AnswerForm(Reports):
                 if last_block:
                     yield self.block_stop(answer)
                 blocks.append(ContentBlock(tool_name, is_thoughts))
+                answer.num_calls += bool(tool_name)
                 yield self.block_start(answer)
 
             piece = answer.piece_of(part)
             if piece.text:
-                answer.last_block.text += piece.text
+                answer.last_block.texts.append(piece.text)
                 answer.last_block.tokens += piece.tokens
                 yield self.block_delta(answer, piece)
 

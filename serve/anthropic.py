@@ -16,7 +16,7 @@ WORDING = Wording(
     system_field="system", format_field="output_config", part_word="block", text_types=("text",),
     roles=("user", "assistant", "system"), tool_types=("custom", None), schema_field="input_schema")
 TOOL_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
-IGNORED_BLOCKS = ("thinking", "redacted_thinking")
+IGNORED_BLOCKS = ("redacted_thinking",)
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERROR_KINDS = {  # of errors, by HTTP status
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -52,7 +52,7 @@ def _chat_tool_choice(tool_choice: JsonObject) -> Any:
 
 def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
     """Return the chat messages for one message: first the tool results, then its text and tool calls."""
-    chat_message: JsonObject = {"role": WORDING.role(message, field), "tool_calls": []}
+    chat_message: JsonObject = {"role": WORDING.role(message, field), "tool_calls": [], "reasoning_content": ""}
     tool_results: list[JsonObject] = []
     texts: list[str] = []
     content = message.get("content")
@@ -67,6 +67,9 @@ def _chat_messages(message: JsonObject, field: str) -> list[JsonObject]:
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input", {}))
             chat_message["tool_calls"].append(tool_call(block.get("name"), arguments, block.get("id")))
+        elif kind == "thinking":
+            thoughts = WORDING.text([{"type": "text", "text": block.get("thinking")}], block_field)
+            chat_message["reasoning_content"] += thoughts
         elif kind not in IGNORED_BLOCKS:
             texts.append(WORDING.text([block], block_field))
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from config.console import say
+from config.schema.untrusted import one_line
 from config.serve_config import ServeConfig
 from model.sandbox import Sandbox
 from serve.protocol import Choice, Refused, Translate, body_of, read_body, small_body
@@ -24,13 +26,17 @@ class BodyReader:
         self._thread = ThreadPoolExecutor(1, "bodies")
 
     async def read(self, data: bytes, body_class: type[Any], translate: Translate) -> tuple[Any, list[Choice]]:
-        """Return a body as `read_body` does, with its choices."""
+        """Return a body as `read_body` does, with its choices; report tools that were left out."""
         if len(data) <= MAX_SMALL_BYTES:
             body = read_body(data, body_class, translate)
-            return body, body.choices(self._config)
+            choices = body.choices(self._config)
+        else:
+            loop = asyncio.get_running_loop()
+            body, choices = await loop.run_in_executor(self._thread, self._read_apart, data, body_class, translate)
 
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._read_apart, data, body_class, translate)
+        for tool_type in getattr(body, "provider_tools", ()):
+            _report_left_out(one_line(tool_type))
+        return body, choices
 
     def _read_apart(self, data: bytes, body_class: type[Any], translate: Translate) -> tuple[Any, list[Choice]]:
         try:
@@ -41,3 +47,9 @@ class BodyReader:
 
         body = body_of(small_text, body_class)
         return body, body.choices(self._config)
+
+
+@lru_cache(maxsize=100)
+def _report_left_out(tool_type: str) -> None:
+    """Print a line about tools of a type, once for each of the last hundred types."""
+    say(f"tools of the type {tool_type} are left out of requests, since only their provider can run them")

@@ -112,8 +112,7 @@ class ChatAnswer(CompletionAnswer):
 
 def _call_delta(answer: ChoiceAnswer, part: JsonObject) -> JsonObject:
     """Return what a chunk adds to the last tool call."""
-    call_index = len(answer.call_blocks) - 1
-    return {"delta": {"tool_calls": [{"index": call_index, **part}]}}
+    return {"delta": {"tool_calls": [{"index": answer.num_calls - 1, **part}]}}
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Ended(NamedTuple):
     num_cached: int  # tokens of the prompt that the stages had already
 
 
-Event = Any  # Piece, the facts of a snapshot of the answer, Ended or Refused
+Event = Any  # Piece, Echo, the facts of a snapshot of the answer, Ended or Refused
 
 
 @dataclass(eq=False)
@@ -58,12 +58,11 @@ class AnswerJob(Job):
     arrived_at: float = field(default_factory=time.monotonic)
     prompt_ids: Sequence[int] = ()
     last_snapshot_at: float = 0.0
-    pieces: Pieces | None = None  # of its text, once it has begun
+    pieces: Pieces | None = None  # of its text, once the prompt is read
     grammar: Grammar | None = None  # of its text, once it is compiled
     in_thoughts: bool = False  # whether the prompt begins the thoughts; an answer in a grammar has none
 
     def begin(self, pipeline: Pipeline) -> Generation:
-        self.pieces = Pieces(pipeline.text, self.choice, self.prompt_ids)
         if pipeline.text and not self.grammar:
             prompt_end = pipeline.text.decode(self.prompt_ids[-PROMPT_END_TOKENS:])
             self.in_thoughts = bool(OPEN_THOUGHTS.search(prompt_end))
@@ -244,6 +243,7 @@ class Engine(RequestLoop):
             return
         try:
             job.prompt_ids = checked_prompt_ids(job.choice, pipeline)
+            job.pieces = Pieces(pipeline.text, job.choice, job.prompt_ids)
         except ValueError as error:
             self._end(job, Refused(str(error), job.choice.field))
         except Exception as error:

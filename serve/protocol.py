@@ -24,13 +24,13 @@ from config.schema.untrusted import one_line, parse_object, short_repr
 from config.values import Range
 from launch.pipeline import Prompt
 from model.grammar import Guide
-from model.schema_ranges import values_in
+from model.schema_ranges import values_in, without_nulls
 from model.text import own_template, taken_variables
 from serve.fields import unsupported_field
 from serve.tools import CallFormat, calls_of, dialect_of, with_system_tools
 
 MAX_CHOICES = 16  # of one request: prompts times n
-MAX_STOP_TEXTS = 4
+MAX_STOP_TEXTS, MAX_STOP_CHARACTERS = 64, 4096  # the characters of all together
 MAX_VALUES = 50_000  # of a body besides its prompt, and of what a template reads: lists, objects, texts, numbers ...
 NUM_SEEDS = 1 << 64
 ALL_TOKENS = -1  # some clients send this for top_k=0
@@ -147,8 +147,9 @@ class ToolCall(Strict):
 
     @property
     def for_template(self) -> JsonObject:
-        """The call as templates read it: with the arguments as an object, if they are valid JSON."""
+        """The call with its arguments as an object, which is empty for a text that is none, such as one cut off."""
         facts = self.model_dump()
+        facts["function"]["arguments"] = {}
         with suppress(ValueError):
             facts["function"]["arguments"] = parse_object(self.function.arguments.encode(), "arguments")
         return facts
@@ -160,19 +161,23 @@ class ChatMessage(Strict):
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str = ""
     name: str = ""
+    reasoning_content: str = ""
+    reasoning: str = ""  # vLLM's present name for it
 
     def for_template(self, field_path: str, has_own_template: bool) -> JsonObject:
-        """Return the message as templates read it; only a tokenizer's own template may support tools."""
-        if self.tool_calls and not has_own_template:
-            raise Refused(f"{field_path}.tool_calls is not supported by this model's template: leave it out",
-                          f"{field_path}.tool_calls", "unsupported_parameter")
+        """Return the message as templates read it; only a tokenizer's own template may read calls and thoughts."""
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, name) and not has_own_template:
+                raise Refused(f"{field_path}.{name} is not supported by this model's template: leave it out",
+                              f"{field_path}.{name}", "unsupported_parameter")
 
         role = TEMPLATE_ROLES.get(self.role, self.role)
         facts: JsonObject = {"role": role, "content": self._text(f"{field_path}.content")}
         if has_own_template:
             tool_calls = [call.for_template for call in self.tool_calls or ()]
-            tool_facts = {"tool_calls": tool_calls, "tool_call_id": self.tool_call_id, "name": self.name}
-            facts.update({key: value for key, value in tool_facts.items() if value})
+            more_facts = {"tool_calls": tool_calls, "tool_call_id": self.tool_call_id, "name": self.name,
+                          "reasoning_content": self.reasoning_content or self.reasoning}
+            facts.update({key: value for key, value in more_facts.items() if value})
         return facts
 
     def _text(self, field_path: str) -> str:
@@ -189,7 +194,7 @@ class ChatMessage(Strict):
 class Function(Strict):
     name: str
     description: str = ""
-    parameters: JsonObject = {}
+    parameters: Annotated[JsonObject, BeforeValidator(without_nulls)] = {}
 
 
 class NamedTool(Strict):
@@ -378,8 +383,10 @@ class Body(Strict):
             raise Refused(f"{' and '.join(guided_fields)} are both given: give one of them", guided_fields[-1])
 
         stop_texts = self.stop or []
-        if len(stop_texts) > MAX_STOP_TEXTS:
-            raise Refused(f"stop has {len(stop_texts)} texts: give {MAX_STOP_TEXTS} at most", "stop")
+        num_stop_characters = sum(map(len, stop_texts))
+        if len(stop_texts) > MAX_STOP_TEXTS or num_stop_characters > MAX_STOP_CHARACTERS:
+            raise Refused(f"stop has {len(stop_texts)} texts with {num_stop_characters} characters: give at most "
+                          f"{MAX_STOP_TEXTS} with {MAX_STOP_CHARACTERS}", "stop")
         if any(map(SURROGATE.search, stop_texts)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
@@ -400,6 +407,8 @@ class Chat(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True  # whether forced calls may be several
     chat_template_kwargs: JsonObject = {}  # variables of a tokenizer's own template
+    reasoning_effort: str | None = None  # another one, for templates that read it
+    provider_tools: Items[str] = []  # types of tools that were left out, since only their provider runs them
     echo: bool = False  # vLLM's, which is not supported
     logprobs: bool = False
     top_logprobs: WholeNumber | None = None
@@ -439,7 +448,8 @@ class Chat(Body):
 
     def _call_format(self, config: RunConfig) -> CallFormat | None:
         """Return the format of thoughts and tool calls in the answer, None if it cannot have any."""
-        call_format = _call_format_of(config.first_folder, config.chat_template) if config.uses_jinja else None
+        template = _template_of(config.first_folder, config.chat_template) if config.uses_jinja else ""
+        call_format = _call_format_of(template)
         if self.callable_schemas and not (call_format and call_format.has_calls):
             raise Refused("tools is not supported, since this model's template does not support them: leave it out, "
                           "or serve with template=FILE, a template that does", "tools",
@@ -456,6 +466,8 @@ class Chat(Body):
 
         self._check_variables(config)
         call_format, variables = self._call_format(config), self.chat_template_kwargs
+        if self.reasoning_effort is not None:
+            variables = {"reasoning_effort": self.reasoning_effort, **variables}
         if self.callable_schemas:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
             if call_format and call_format.has_system_tools:
@@ -474,6 +486,11 @@ class Chat(Body):
 
     def _check_variables(self, config: RunConfig) -> None:
         """Raise Refused for variables that the template does not read."""
+        template = _template_of(config.first_folder, config.chat_template) if config.uses_jinja else ""
+        if self.reasoning_effort is not None and "reasoning_effort" not in template:
+            raise Refused("reasoning_effort (in a body of /v1/responses reasoning.effort) is not read by this model's "
+                          "template: leave it out", "reasoning_effort", "unsupported_parameter")
+
         field = "chat_template_kwargs"
         if not self.chat_template_kwargs:
             return
@@ -533,8 +550,13 @@ class ToTokenize(Chat):
 
 
 @lru_cache(maxsize=8)
-def _call_format_of(folder: Path, chat_template: str) -> CallFormat | None:
-    return dialect_of(own_template(folder, chat_template))
+def _template_of(folder: Path, chat_template: str) -> str:
+    return own_template(folder, chat_template)
+
+
+@lru_cache(maxsize=8)
+def _call_format_of(template: str) -> CallFormat | None:
+    return dialect_of(template)
 
 
 def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -> Any:

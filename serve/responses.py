@@ -8,13 +8,13 @@ from typing import Any, Iterator
 from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, typed_event
 from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece
-from serve.translation import Wording, checked_items, tool_call
+from serve.translation import Wording, checked_items, object_of, tool_call
 
 SAME_FIELDS = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "seed", "stop", "top_k")
 WORDING = Wording(
     fields={"max_output_tokens": "max_tokens", **{name: name for name in SAME_FIELDS}},
     system_field="instructions", format_field="text", part_word="part",
-    text_types=("input_text", "output_text", "text"), roles=("user", "assistant", "system", "developer"),
+    text_types=("input_text", "output_text", "text", "reasoning_text"), roles=("user", "assistant", "system", "developer"),
     tool_types=("function",), schema_field="parameters")
 CUT_OFF = {"reason": "max_output_tokens"}
 STORED_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
@@ -40,14 +40,19 @@ def as_chat(response_body: JsonObject) -> JsonObject:
     if isinstance(tool_choice, dict):
         tool_choice = {"type": "function", "function": {"name": tool_choice.get("name")}}
     chat_body["tool_choice"] = tool_choice
+    chat_body["reasoning_effort"] = object_of(response_body, "reasoning").get("effort")
     return chat_body
 
 
 def _add_item(messages: list[JsonObject], item: JsonObject, field: str) -> None:
-    """Add an item of the input to the messages of a chat; tool calls join the assistant's last message."""
+    """Add an item of the input to the messages of a chat.
+
+    Calls join the assistant's last message, and its text joins the thoughts before it.
+    """
     kind = item.get("type", "message")
+    last_message = messages[-1] if messages else {"role": ""}
     if kind == "function_call":
-        if not messages or messages[-1]["role"] != "assistant":
+        if last_message["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         tool_calls = messages[-1].setdefault("tool_calls", [])
         tool_calls.append(tool_call(item.get("name"), item.get("arguments", "{}"), item.get("call_id")))
@@ -57,10 +62,19 @@ def _add_item(messages: list[JsonObject], item: JsonObject, field: str) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
 
     elif kind == "message":
-        content = WORDING.text(item.get("content") or "", f"{field}.content")
-        messages.append({"role": WORDING.role(item, field), "content": content})
+        role, content = WORDING.role(item, field), WORDING.text(item.get("content") or "", f"{field}.content")
+        if role == "assistant" and last_message.keys() == {"role", "content", "reasoning_content"}:
+            last_message["content"] += content
+        else:
+            messages.append({"role": role, "content": content})
 
-    elif kind != "reasoning":
+    elif kind == "reasoning":
+        parts = [part for part in checked_items(item.get("content") or [], f"{field}.content") if "text" in part]
+        if parts:
+            thoughts = WORDING.text(parts, f"{field}.content")
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
+
+    else:
         raise Refused(f"{field}.type is not supported: send messages, function calls and their outputs", field,
                       "unsupported_parameter")
 
@@ -78,8 +92,7 @@ class ResponseAnswer(AnswerForm):
 
         output_items = []
         for block in answer.blocks:
-            status = final_status if block is answer.last_block else "completed"
-            output_items.append(_output_item(block, status))
+            output_items.append(_output_item(block, final_status if block is answer.last_block else "completed"))
 
         return {"id": f"resp_{self.id}", "object": "response", "created_at": self.created_at, "model": self.model,
                 "status": final_status if answer.end else "in_progress",
@@ -165,8 +178,9 @@ def _text_part(block: ContentBlock) -> JsonObject:
 def _output_item(block: ContentBlock, status: str) -> JsonObject:
     """Return an item of the output."""
     if block.tool_name:
+        call_status = "incomplete" if block.is_cut_off and status == "completed" else status
         return {"type": "function_call", "id": _item_id(block), "call_id": block.call_id, "name": block.tool_name,
-                "arguments": block.text, "status": status}
+                "arguments": block.text, "status": call_status}
     if block.is_thoughts:
         return {"type": "reasoning", "id": _item_id(block), "summary": [], "status": status,
                 "content": [_text_part(block)]}

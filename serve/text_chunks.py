@@ -4,14 +4,13 @@ This module knows nothing about HTTP or engines.
 """
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
-from typing import Iterable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from config.methods import METHODS
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
-from model.text import Stream, TemplateError, Text, TokenText, TokenTexts
+from model.text import LongText, Stream, TemplateError, Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, JsonObject, Refused
 
@@ -38,6 +37,23 @@ class Piece(NamedTuple):
 
     text: str
     tokens: Sequence[Token] = ()
+
+
+class Echo(NamedTuple):
+    """A prompt to send before its answer; its tokens are not spelled yet, since a long prompt has many."""
+
+    text: str
+    tokenizer_text: Text | None  # the pipeline's, None: send no tokens
+    token_ids: Sequence[int]
+    logprobs: Sequence[Logprob]  # of all tokens but the first
+
+    def piece(self) -> Piece:
+        """Return it as a piece, on any thread."""
+        if self.tokenizer_text is None:
+            return Piece(self.text)
+        offsets = Offsets(self.tokenizer_text)
+        first_token = offsets.add(self.token_ids[0], None)
+        return Piece(self.text, [first_token, *(offsets.add(*logprob) for logprob in self.logprobs)])
 
 
 class Offsets:
@@ -83,10 +99,10 @@ class Pieces:
         self._num_read = 0  # tokens of the answer that were taken from its log-probabilities
         self._unsent_tokens: list[Token] = []
 
-    def of(self, generation: Generation, text: str) -> Iterator[Piece]:
+    def of(self, generation: Generation, text: str) -> Iterator[Piece | Echo]:
         """Yield the pieces to send once the answer continues with this text."""
         if self._unsent_echo:
-            yield Piece(self._unsent_echo, self._prompt_tokens(generation.answer.prompt_logprobs))
+            yield Echo(self._unsent_echo, self._text, self._prompt_token_ids, generation.answer.prompt_logprobs)
             self._unsent_echo = ""
         if self._prompt_only:
             return
@@ -94,13 +110,6 @@ class Pieces:
         self._num_characters += len(text)
         if text:
             yield Piece(text, self._answer_tokens(generation.answer.logprobs))
-
-    def _prompt_tokens(self, logprobs: Iterable[Logprob]) -> list[Token]:
-        if self._text is None:
-            return []
-        offsets = Offsets(self._text)
-        first_token = offsets.add(self._prompt_token_ids[0], None)
-        return [first_token, *(offsets.add(*logprob) for logprob in logprobs)]
 
     def _answer_tokens(self, logprobs: Sequence[Logprob]) -> list[Token]:
         """Return the tokens to send with the next piece, given the log-probabilities of the whole answer so far."""
@@ -121,16 +130,10 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
 
     Raise Refused before tokenizing a text that is too long in any tokenization.
     """
-    prompt, text = choice.prompt, pipeline.text
-    if isinstance(prompt, str):
-        num_characters = len(prompt)
-    else:
-        num_characters = sum(len(message["content"]) for message in prompt if isinstance(message, dict))
-    if text is not None and num_characters > pipeline.spec.context * _max_token_length(text):
-        raise _too_long(f"{num_characters} characters", choice, pipeline)
-
     try:
-        return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
+        return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables, pipeline.spec.context)
+    except LongText as error:
+        raise _too_long(f"{error.num_characters} characters", choice, pipeline) from None
     except TemplateError as error:
         message = f"this model's chat template does not take these messages ({error.why}): change them"
         raise Refused(message, choice.field) from None
@@ -153,12 +156,6 @@ def _too_long(size: str, choice: Choice, pipeline: Pipeline) -> Refused:
     message = (f"the prompt has {size}, and this model's maximum context length is {pipeline.spec.context} tokens, "
                "including those of the answer: shorten it")
     return Refused(message, choice.field, "context_length_exceeded")
-
-
-@lru_cache(maxsize=1)
-def _max_token_length(text: Text) -> int:
-    """Return the length of the longest token, in characters."""
-    return max(map(len, text.tokenizer.get_vocab()))
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------

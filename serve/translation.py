@@ -15,7 +15,7 @@ class Wording(NamedTuple):
     part_word: str  # the protocol's word for a part of a content ...
     text_types: Collection[str]  # ... and the types of parts that are texts
     roles: Collection[str]
-    tool_types: Sequence[str | None]  # the types of tools that are functions
+    tool_types: Sequence[str | None]  # the types of tools that are functions; others are run by the provider
     schema_field: str  # of the schema of their arguments
 
     def chat(self, body: JsonObject) -> JsonObject:
@@ -31,8 +31,17 @@ class Wording(NamedTuple):
         if answer_format.get("type") == "json_schema":
             chat_body["response_format"]["json_schema"] = answer_format
 
-        tools = checked_items(body.get("tools") or [], "tools")
-        chat_body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
+        # tools
+        chat_body.update(tools=[], provider_tools=[])
+        chat_names = {"name": "name", "description": "description", self.schema_field: "parameters"}
+        for number, tool in enumerate(checked_items(body.get("tools") or [], "tools")):
+            if tool.get("type") in self.tool_types:
+                chat_body["tools"].append({"type": "function", "function": renamed(tool, chat_names)})
+            elif isinstance(tool.get("type"), str) and tool["type"] != "function":
+                chat_body["provider_tools"].append(tool["type"])
+            else:
+                field = f"tools.{number}.type"
+                raise Refused(f"{field} is missing or invalid: send {self.tool_types[0]}", field)
         return chat_body
 
     def text(self, content: Any, field: str) -> str:
@@ -53,14 +62,6 @@ class Wording(NamedTuple):
         if not isinstance(role, str) or role not in self.roles:
             raise Refused(f"{field}.role is none of {', '.join(self.roles)}: send one of them", f"{field}.role")
         return role
-
-    def _function(self, tool: JsonObject, field: str) -> JsonObject:
-        """Return the chat's form of a tool; raise Refused unless it is a function."""
-        if tool.get("type") not in self.tool_types:
-            raise Refused(f"{field}.type is not {self.tool_types[0]}, and other tools are not supported: leave it out",
-                          field, "unsupported_parameter")
-        chat_names = {"name": "name", "description": "description", self.schema_field: "parameters"}
-        return {"type": "function", "function": renamed(tool, chat_names)}
 
 
 def checked_items(value: Any, field: str) -> list[JsonObject]:

@@ -4,10 +4,13 @@ A step is an instruction of Python, a call of C, or a character that a function 
 """
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
 from contextlib import suppress
+from functools import reduce
+from operator import add
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -16,6 +19,7 @@ import pytest
 import config.files
 import config.schema.untrusted
 import model.grammar
+import model.markup
 import model.schema_ranges
 import serve.anthropic
 import serve.app
@@ -25,11 +29,13 @@ import serve.protocol
 import serve.responses
 import serve.translation
 from config.cli import parse
+from model.markup import DEEPSEEK, GLM, GLM4, HARMONY, HERMES, LLAMA, MISTRAL, QWEN_CODER, CallReader
 from model.schema_ranges import inexact_part
-from model.text import Text
+from model.text import AnswerReader, Text
 from serve.protocol import Chat, Completion, Refused, ToTokenize, body_of, read_body, small_body
 from serve.text_chunks import prompt_ids
-from tests.test_serve_tools import HERMES
+from tests.test_serve_formats import PROTOCOLS, LetterEngine
+from tests.test_serve_tools import HERMES as HERMES_TEMPLATE
 
 try:
     from re import _parser  # type: ignore[attr-defined]
@@ -50,10 +56,34 @@ class CountedPattern:
         self._pattern, self._add_steps = pattern, add_steps
 
     def __getattr__(self, name: str) -> Any:
-        def call(*texts: str) -> Any:
+        def call(*texts: str, **options: bool) -> Any:
             self._add_steps(len(texts[-1]))
-            return getattr(self._pattern, name)(*texts)
+            return getattr(self._pattern, name)(*texts, **options)
         return call
+
+
+class CountedText(str):
+    """A text that counts the characters in which something is looked for, and those that are copied."""
+
+    add_steps: Callable[[int], None] = staticmethod(lambda number: None)
+
+    def find(self, wanted: str, *limits: int) -> int:  # type: ignore[override]
+        index = super().find(wanted, *limits)
+        self.add_steps((len(self) if index < 0 else index) - sum(limits))
+        return index
+
+    def _counted(self, text: str) -> str:
+        self.add_steps(len(text))
+        return CountedText(text)
+
+    def __getitem__(self, key: Any) -> str:
+        return self._counted(super().__getitem__(key))
+
+    def __add__(self, text: str) -> str:
+        return self._counted(super().__add__(text))
+
+    def __radd__(self, text: str) -> str:
+        return self._counted(text.__add__(self))
 
 
 def num_steps(function: Callable[[], Any]) -> int:
@@ -84,6 +114,9 @@ def num_steps(function: Callable[[], Any]) -> int:
     plain_dumps, previous_trace = json.dumps, sys.gettrace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json, "dumps", counted_dumps)
+        patch.setattr(CountedText, "add_steps", staticmethod(add_steps))
+        compiled = model.markup.compiled
+        patch.setattr(model.markup, "compiled", lambda pattern: CountedPattern(compiled(pattern), add_steps))
         for module, name, pattern in PATTERNS:
             patch.setattr(module, name, CountedPattern(pattern, add_steps))
         sys.setprofile(on_c_call)
@@ -117,7 +150,10 @@ def test_the_counter_sees_loops_of_python_texts_of_functions_and_texts_in_which_
     def writing(size: int) -> Callable[[], Any]:
         return lambda: [json.dumps("x" * size) for _ in range(size)]
 
-    for quadratic in (loop, decoding, looking, writing):
+    def adding(size: int) -> Callable[[], Any]:
+        return lambda: reduce(add, [CountedText("x")] * size)
+
+    for quadratic in (loop, decoding, looking, writing, adding):
         with pytest.raises(AssertionError):
             check_linear(quadratic)
 
@@ -231,7 +267,7 @@ FORMS: dict[str, tuple[Any, Callable[[int], Any]]] = {  # translation or class, 
 @pytest.fixture(scope="module")
 def run_config(tmp_path_factory):
     template_path = tmp_path_factory.mktemp("hermes") / "tools.jinja"
-    template_path.write_text(HERMES)
+    template_path.write_text(HERMES_TEMPLATE)
     return parse(["toy", f"template={template_path}"])
 
 
@@ -290,46 +326,128 @@ def test_a_schema_of_twice_the_size_takes_twice_the_steps(name):
     check_linear(work_on)
 
 
-class CountedText(str):
-    """A text that counts the characters in which something is looked for, and those that are copied."""
-
-    num_characters = 0
-
-    def find(self, wanted: str, *limits: int) -> int:  # type: ignore[override]
-        index = super().find(wanted, *limits)
-        self.num_characters += (len(self) if index < 0 else index) - sum(limits)
-        return index
-
-    def __getitem__(self, key: Any) -> str:
-        copied = super().__getitem__(key)
-        self.num_characters += len(copied)
-        return copied
-
-
 @pytest.mark.parametrize("rule", ["%json {} ", '%json {"description": "%json"} ', "%json" + " " * 20 + "{}"])
-def test_of_a_grammar_with_twice_as_many_schemas_twice_the_characters_are_looked_at(rule):
+def test_of_a_grammar_with_twice_as_many_schemas_twice_the_characters_are_looked_at(rule, monkeypatch):
     num_characters = []
     for size in (SIZE, 2 * SIZE):
-        source = CountedText("start: " + rule * size)
-        assert inexact_part("grammar", source) == ""
-        num_characters.append(source.num_characters)
+        counts: list[int] = []
+        monkeypatch.setattr(CountedText, "add_steps", staticmethod(counts.append))
+        assert inexact_part("grammar", CountedText("start: " + rule * size)) == ""
+        num_characters.append(sum(counts))
     assert SIZE < num_characters[0] < num_characters[1] <= MAX_RATIO * num_characters[0]
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("roles", [("user", "assistant"), ("user",), ("system",)])
 @pytest.mark.parametrize("template", ["own", "none", "vicuna"])
-def test_twice_as_many_messages_take_twice_the_steps_until_the_tokenizer_has_their_text(template):
+def test_twice_as_many_messages_take_twice_the_steps_until_the_tokenizer_has_their_text(template, roles):
     text = Text("toy/llama")
     text._sandbox = SimpleNamespace(call=lambda seconds, messages, variables: str(messages))
     text.tokenizer.chat_template = "{{ messages }}"
-    text.spans = lambda texts, name: iter([([len(texts[0])], [])])
+    text.spans = lambda texts, name, has_ends: iter([([len(texts[0])], [])])
     pipeline: Any = SimpleNamespace(
         text=text, spec=SimpleNamespace(context=10 ** 6), prompt_ids=text.chat_ids)
 
     def work_on(size: int) -> Callable[[], Any]:
-        messages = [{"role": role, "content": "x"} for role in ("user", "assistant")] * size + chat()["messages"]
+        contents = [{"role": role, "content": CountedText("x")} for role in roles]
+        messages = contents * size + chat()["messages"]
         choice = serve.protocol.Choice(messages, template)
         return lambda: prompt_ids(choice, pipeline)
+
+    check_linear(work_on)
+
+
+@pytest.mark.parametrize("template", ["own", "vicuna"])
+def test_a_prompt_that_is_too_long_once_it_is_in_its_template_is_refused_before_it_is_tokenized(template, monkeypatch):
+    text = Text("toy/llama")
+    text.tokenizer.chat_template = "{{ 'long words ' * 400 }}{{ messages[0].content }}"
+    pipeline: Any = SimpleNamespace(text=text, spec=SimpleNamespace(context=20), prompt_ids=text.chat_ids)
+    monkeypatch.setattr(text, "spans", lambda *texts, **options: pytest.fail("it is tokenized"))
+    with pytest.raises(Refused) as refused:
+        prompt_ids(serve.protocol.Choice(chat()["messages"] * 300, template, field="messages"), pipeline)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    text.end_sandbox()
+
+
+def test_a_prompt_is_tokenized_without_the_offsets_that_nobody_reads(monkeypatch):
+    text, options_of_calls = Text("toy/llama"), []
+
+    def tokenize(function: Any, *inputs: Any, **options: Any) -> Any:
+        options_of_calls.append(options.get("return_offsets_mapping", False))
+        return function(*inputs, **options)
+
+    monkeypatch.setattr("model.text.call_tokenizer", tokenize)
+    assert text.chat_ids(chat()["messages"], "none") and not any(options_of_calls)
+    assert len([*text.spans(["x"], "none")][0][1]) == 2 and options_of_calls[-1]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+ADD = '{"name": "add", "arguments": {"a": 1}}'
+ANSWERS: dict[str, tuple[Any, Callable[[int], list[str]]]] = {  # a format, and the pieces of an answer of a size
+    "text": (HERMES, lambda size: ["x"] * size),
+    "blanks": (HERMES, lambda size: [" "] * size),
+    "braces": (LLAMA, lambda size: ["{"] * size),
+    "begun_marks": (HERMES, lambda size: ["<tool_call"] * size),
+    "mentioned_marks": (HERMES, lambda size: ["a <think>"] * size),
+    "thoughts": (HERMES, lambda size: ["<think>", *["x"] * size]),
+    "blank_thoughts": (HERMES, lambda size: ["<think>x", *["\n"] * 4 * size]),
+    "analysis": (HARMONY, lambda size: ["<|channel|>analysis<|message|>x", *["\n"] * 4 * size]),
+    "calls": (HERMES, lambda size: [f"<tool_call>{ADD}</tool_call>"] * (size // 5)),
+    "list": (MISTRAL, lambda size: ["[TOOL_CALLS][", *[f"{ADD}, "] * (size // 5)]),
+    "blank_head": (HERMES, lambda size: ["<tool_call>{", *[" "] * size]),
+    "blanks_after_arguments": (HERMES, lambda size: [f"<tool_call>{ADD[:-1]}", *[" "] * size]),
+    "blanks_between": (LLAMA, lambda size: [ADD, *[" "] * size]),
+    "arguments": (HERMES, lambda size: [f"<tool_call>{ADD[:-3]}", *["1"] * size]),
+    "later_name": (HERMES, lambda size: ['<tool_call>{"arguments": {"a": "', *["x"] * size]),
+    "id": (HERMES, lambda size: [f'<tool_call>{ADD[:-1]}, "id": "', *["x"] * size]),
+    "header": (HARMONY, lambda size: ["<|start|>", *["x"] * size]),
+    "name": (GLM4, lambda size: ["\n", *["x"] * size]),
+    "word": (DEEPSEEK, lambda size: ["<｜tool▁call▁begin｜>", *["x"] * size]),
+    "key": (GLM, lambda size: ["<tool_call>add\n<arg_key>", *["x"] * size]),
+    "value": (QWEN_CODER, lambda size: ["<tool_call><function=add><parameter=a>\n", *["x\n"] * size]),
+    "values": (QWEN_CODER, lambda size: [
+        "<function=add>", *["<parameter=a>\n1\n</parameter>\n"] * (size // 5)])}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_of_twice_the_pieces_takes_its_reader_twice_the_steps(name):
+    call_format, pieces_of_size = ANSWERS[name]
+
+    def work_on(size: int) -> Callable[[], Any]:
+        pieces = [CountedText(piece) for piece in pieces_of_size(size)]
+        reader = CallReader(call_format, {"add": {}})
+        return lambda: [*map(reader.read, pieces), reader.finish()]
+
+    check_linear(work_on)
+
+
+async def sent(answer_class: Any, engine: Any, call_format: Any) -> list[bytes]:
+    """The pieces of an answer's stream, after it was sent as a whole."""
+    choices = [serve.protocol.Choice("", "own", dialect=call_format, tools={"add": {}})]
+    await answer_class(engine, serve.protocol.Body(), choices, "toy").whole_body()
+    answer = answer_class(engine, serve.protocol.Body(stream=True), choices, "toy")
+    return [piece async for piece in answer.stream(await answer.next())]
+
+
+@pytest.mark.parametrize("name", ["text", "thoughts", "calls", "arguments"])
+@pytest.mark.parametrize("answer_class", PROTOCOLS)
+def test_an_answer_of_twice_the_pieces_is_sent_in_twice_the_steps(answer_class, name):
+    call_format, pieces_of_size = ANSWERS[name]
+
+    def work_on(size: int) -> Callable[[], Any]:
+        engine: Any = LetterEngine([CountedText(piece) for piece in pieces_of_size(size)])
+        return lambda: asyncio.run(sent(answer_class, engine, call_format))
+
+    check_linear(work_on)
+
+
+@pytest.mark.parametrize("stops", [(), ("x" * 99 + "y", "y" * 3999)])
+def test_the_text_of_an_answer_with_twice_the_pieces_is_put_together_in_twice_the_steps(stops):
+    def work_on(size: int) -> Callable[[], Any]:
+        reader = AnswerReader(Text("toy/llama"), stops)
+        reader._stream = SimpleNamespace(add=CountedText, finish=str)  # type: ignore[assignment]
+        return lambda: [reader.read("x") for _ in range(size)] and reader.finish()  # type: ignore[arg-type]
 
     check_linear(work_on)

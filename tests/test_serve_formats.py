@@ -128,6 +128,8 @@ async def answered(answer_class, engine, call_format):
 def test_each_answer_is_the_same_whole_and_streamed(answer_class):
     of_whole, of_stream = PROTOCOLS[answer_class]
     for call_format, text, *expected in CASES:
+        if call_format is None:  # an answer that cannot have thoughts
+            expected = ["", text, []]
         whole, events = asyncio.run(answered(answer_class, LetterEngine(text), call_format))
         whole = whole["choices"][0]["message"] if answer_class is ChatAnswer else whole
         assert of_stream(events) == tuple(expected), text

@@ -19,6 +19,7 @@ LONGEST_NAME = 255  # bytes of a name; no file system allows more
 LONGEST_TEXT = 1000  # characters of a text that is printed as it is
 LONGEST_VALUE = 200  # characters of a value in a sentence
 AGAIN = "copy it again"
+BYTE_ORDER_MARK = "\ufeff"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and newlines
 WHOLE_FOLDER = "copy the folder again, with all of its files, as files that you may read"
 
@@ -97,6 +98,10 @@ def decoded(data: bytes, source_name: object, remedy: str) -> str:
         raise ValueError(f"{source_name} is not UTF-8 ({reason_there}): {remedy}") from None
 
 
+class RepeatedKey(ValueError):
+    """An object in JSON with one key twice."""
+
+
 def parse_json(text: str, source_name: object, remedy: str) -> Any:
     """Parse JSON. Raises ValueError, beginning with `source_name`, if it is invalid, repeats a key or is too deep."""
     try:
@@ -107,8 +112,10 @@ def parse_json(text: str, source_name: object, remedy: str) -> Any:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise ValueError(f"{source_name} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
-    except ValueError as error:
+    except RepeatedKey as error:
         raise ValueError(f"{source_name} is not JSON ({error}): {remedy}") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise ValueError(f"{source_name} has a whole number with thousands of digits: {remedy}") from None
 
     if is_deep:
         raise ValueError(f"{source_name} is nested too deeply (more than {DEEPEST} lists and objects within each "
@@ -134,7 +141,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values_by_key = dict(pairs)
     if len(values_by_key) < len(pairs):
         [(key, count)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {short_repr(key)} occurs {count} times")
+        raise RepeatedKey(f"the key {short_repr(key)} occurs {count} times")
     return values_by_key
 
 
