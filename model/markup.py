@@ -355,7 +355,11 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
         before_pair = ", "
 
     is_closed = yield from reader.closing_parts()
-    if is_closed or reader.unread.strip():
+    begins_pair = compiled(reader.format.pair_name).match(reader.unread, partial=True)
+    if begins_pair and not is_closed and reader.unread.strip():  # the answer is cut off in the name of an argument
+        reader.take(len(reader.unread))
+        yield CallPart(arguments=before_pair)
+    elif is_closed or reader.unread.strip():
         yield CallPart(arguments="{}" if before_pair == "{" else "}")
 
 

@@ -173,8 +173,8 @@ class CallForm(NamedTuple):
         if message.get("tool_calls"):
             template_message["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
             template_message["content"] = message["content"] or (None if self.has_null_content else "")
-        if self.has_short_ids and "tool_call_id" in message:
-            template_message["tool_call_id"] = _short_id(message["tool_call_id"])
+        if self.has_short_ids and message["role"] == "tool":
+            template_message["tool_call_id"] = _short_id(message.get("tool_call_id", ""))
         return template_message
 
     def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,14 +183,13 @@ class CallForm(NamedTuple):
             arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             template_call["function"] = {**call["function"], "arguments": arguments}
         if self.has_short_ids:
-            template_call["id"] = _short_id(call.get("id"))
+            template_call["id"] = _short_id(call.get("id", ""))
         return template_call
 
 
-def _short_id(call_id: Any) -> str:
+def _short_id(call_id: str) -> str:
     """Return an id of nine letters and digits, one and the same for equal ids."""
-    text = str(call_id)
-    return text if SHORT_ID.fullmatch(text) else sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
+    return call_id if SHORT_ID.fullmatch(call_id) else sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 class Text:

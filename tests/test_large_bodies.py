@@ -44,7 +44,8 @@ def test_every_endpoint_answers_a_large_body_as_a_small_one(server, path):  # no
 
 
 @pytest.mark.parametrize("fields, param", [
-    ({"stop": ["a"] * 65}, "stop"), ({"stop": ["a" * 4097]}, "stop"), ({"messages": user_says(5)}, "messages.0.content"), ({"suffix": "a"}, "suffix"),
+    ({"stop": ["a"] * 65}, "stop"), ({"stop": ["a" * 4097]}, "stop"),
+    ({"messages": user_says(5)}, "messages.0.content"), ({"suffix": "a"}, "suffix"),
     ({"user": "\ud800"}, "user"), ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
     ({"guided_regex": "((("}, "guided_regex"), ({"temperature": float("nan")}, "temperature")])
 def test_a_large_body_is_refused_as_a_small_one(server, fields, param):  # noqa: F811

@@ -183,7 +183,7 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
     *((fields, *fields) for fields in (  # by the only field that there is
         {"tools": [{"type": "function", "function": {"name": "a"}}]}, {"response_format": "json"},
         {"logit_bias": {"5": 101}}, {"logit_bias": {"fox": 1}}, {"repeat_penalty": 1.1},
-        {"chat_template_kwargs": {"brief": True}}, {"max_tokens": 0}, {"n": 17}, {"stop": ["a"] * 5},
+        {"chat_template_kwargs": {"brief": True}}, {"max_tokens": 0}, {"n": 17}, {"stop": ["a"] * 65},
         {"stop": "\ud800"}, {"messages": []}, {"messages": "hello"}, {"messages": user_says("\ud800")})),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
     ({"messages": user_says(5)}, "messages.0.content"),

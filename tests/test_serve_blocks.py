@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from serve.bodies import MAX_SMALL_BYTES, _report_left_out
 from tests.serving import QUESTION, live, refusal, text_of, user_says
 from tests.test_serve_tools import STOP, WEATHER, check, server
 
@@ -214,6 +215,30 @@ REPLAYED = {  # requests as these clients were seen to make them, in the midst o
                       {"type": "output_text", "text": "I stop.", "annotations": [], "logprobs": []}]},
                   {"type": "function_call", "id": "fc_1", "call_id": "call_1", "status": "completed", **CALLED},
                   {"type": "function_call_output", "call_id": "call_1", "output": "Done."}]})}
+
+
+PROVIDERS = {  # tools that only the provider runs, beside a function
+    "/v1/messages": {"max_tokens": 400, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "messages": user_says(), "tools": [
+        MESSAGES_TOOL, {"type": "web_search_20260209", "name": "web_search", "max_uses": 5}]},
+    "/v1/responses": {"tool_choice": "required", "parallel_tool_calls": False, "input": QUESTION, "max_output_tokens": 400, "tools": [
+        RESPONSES_TOOL, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}, {"type": "web_search"},
+        {"type": "namespace", "name": "mcp", "tools": [RESPONSES_TOOL]}, {"type": "local_shell"}]}}
+
+
+@pytest.mark.parametrize("path", PROVIDERS)
+def test_tools_that_only_their_provider_runs_are_left_out_with_a_line_for_each_type(server, path, capsys):
+    _report_left_out.cache_clear()
+    fields = PROVIDERS[path]
+    for filler in ({}, {"metadata": "x" * MAX_SMALL_BYTES}):
+        got = server.post(path, **fields, **filler, temperature=1, seed=7).json()
+        calls = got.get("content") or got["output"]
+        assert [call.get("name") for call in calls] == ["weather"], got
+    lines = capsys.readouterr().err.splitlines()
+    types = [tool["type"] for tool in fields["tools"][1:]]
+    assert lines == [f"flowspec: tools of the type {tool_type} are left out of requests, since only their provider can "
+                     "run them" for tool_type in dict.fromkeys(types)]
+    only_provided = {**fields, "tools": fields["tools"][1:]}
+    assert "tool_choice names no tool" in server.post(path, **only_provided).json()["error"]["message"]
 
 
 @pytest.mark.parametrize("client", REPLAYED)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from config.failure import PeerLost
 from launch.pipeline import Pipeline
 from model.grammar import Guide
+from model.text import Text
 from pipeline.stage import Stage
 from serve.engine import AnswerJob, Ended, Engine, ServerLimits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
@@ -160,17 +161,19 @@ def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(
 class Short:
     """A pipeline of four tokens, of which the longest has three characters."""
 
-    class text:
-        tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "abc": 1})
-
-    spec = SimpleNamespace(context=4)
+    spec = SimpleNamespace(context=4, sizes=SimpleNamespace(vocab=8))
 
     def __init__(self):
-        self.read = []
+        self.text, self.read = Text("toy/llama"), []
+        self.text.tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "abc": 1})
+        self.text.spans = self._tokenized
 
-    def prompt_ids(self, prompt, template, variables):
-        self.read.append(prompt)
-        return [0] * (3 if isinstance(prompt, str) else 4)
+    def _tokenized(self, texts, template, has_ends):
+        self.read += texts
+        return iter([([0] * (3 if len(texts[0]) == 12 else 4), [])])
+
+    def prompt_ids(self, *inputs):
+        return Pipeline.prompt_ids(self, *inputs)
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
@@ -186,7 +189,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     with pytest.raises(Refused, match="has 4 tokens"):
         checked_prompt_ids(Choice(talk[:1], "none", {}), pipeline)
 
-    assert prompt_ids(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
+    assert prompt_ids(Choice([7] * 4, "none", {}), pipeline) == [7] * 4  # as /tokenize counts what does not fit
 
 
 @pytest.mark.parametrize("kind, given", [

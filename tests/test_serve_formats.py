@@ -152,6 +152,23 @@ def test_thoughts_that_the_prompt_began_are_thoughts():
         assert of_stream(events) == ("Is it 4?", "Yes.", [])
 
 
+@pytest.mark.parametrize("call_format, text, is_whole", [
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "Ro', False),
+    (HERMES, '<tool_call>{"name": "add", "arguments": ', False),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}', True), (GLM, "<tool_call>add<arg_key>a", False),
+    (QWEN_CODER, "<tool_call><function=add><parameter=a>\n1", False),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> Well', True)])
+def test_a_call_that_a_stop_text_cuts_off_is_none_to_make(call_format, text, is_whole):
+    whole, events = asyncio.run(answered(ChatAnswer, LetterEngine(text), call_format))
+    finish_reasons = [whole["choices"][0]["finish_reason"], events[-1][1]["choices"][0]["finish_reason"]]
+    assert finish_reasons == ["tool_calls" if is_whole else "stop"] * 2
+    whole, events = asyncio.run(answered(ResponseAnswer, LetterEngine(text), call_format))
+    calls = [item["status"] for item in whole["output"] if item["type"] == "function_call"]
+    assert calls == ["completed" if is_whole else "incomplete"] * len(calls)
+    whole, _ = asyncio.run(answered(MessageAnswer, LetterEngine(text), call_format))
+    assert whole["stop_reason"] == ("tool_use" if is_whole else "end_turn")
+
+
 @pytest.mark.parametrize("call_format", [GLM, QWEN_CODER])
 def test_arguments_that_are_no_json_have_no_grammar(call_format):
     assert calls_of(TOOLS, call_format, several=True) is None

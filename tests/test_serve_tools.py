@@ -1,10 +1,11 @@
 """Tools over HTTP: shown by the model's own template, called in its form, and answered as OpenAI's client does."""
 import json
+import re
 
 import openai
 import pytest
 
-from tests.serving import live, refusal, user_says
+from tests.serving import live, refusal, text_of, user_says
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
 HERMES = """{% if messages[0].content == "refuse" %}{{ raise_exception("no such role") }}{% endif -%}
@@ -88,8 +89,32 @@ def test_a_call_in_a_free_answer_is_found_behind_its_text(create_chat):
     assert create_chat(**plain).choices[0].message.content == said
 
 
+def test_keywords_of_a_tools_schema_that_are_null_are_left_out(create_chat):
+    function = {"name": "weather", "parameters": {
+        "type": "object", "required": ["city", "days", "at"], "properties": {
+            **WEATHER["function"]["parameters"]["properties"],
+            "at": {"type": "object", "required": None, "properties": None, "default": None},
+            "required": {"const": None}}}}
+    asked = {**ASKED, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    [call] = named_calls(create_chat(**asked, parallel_tool_calls=False, max_tokens=400).choices[0].message)
+    arguments = json.loads(call[1])
+    assert arguments.keys() - {"required"} == {"city", "days", "at"} and arguments["at"] == {}
+    check(("weather", json.dumps({name: arguments[name] for name in ("city", "days")})))
+
+
+def test_up_to_64_stop_texts_end_an_answer_at_the_first(server):
+    text = text_of(server.chat(max_tokens=12, seed=7, temperature=1))
+    stops = [*(f"never {number}" for number in range(63)), text[6:9]]
+    ended = server.chat(max_tokens=12, seed=7, temperature=1, stop=stops)
+    assert text_of(ended) == text[:text.index(text[6:9])]
+    assert refusal(server.chat(stop=[*stops, "a"]), "param") == (400, "stop")
+    assert refusal(server.chat(stop=["a" * 4000, "b" * 97]), "message") == (
+        400, "stop has 2 texts with 4097 characters: give at most 64 with 4096")
+
+
 def test_the_tool_loop_of_openais_client_goes_round(server, create_chat):
     first = create_chat(**ASKED, tool_choice="required").choices[0].message
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", call.id) for call in first.tool_calls)  # as Mistral's templates demand
     messages = [*user_says(), first]
     messages += [{"role": "tool", "tool_call_id": call.id, "content": "Sun."} for call in first.tool_calls]
     last = create_chat(**{**ASKED, "messages": messages, "tool_choice": "none"}, max_tokens=8)
