@@ -378,17 +378,16 @@ class Text:
     def _in_content_form(self, message: MessageDict) -> MessageDict:
         """Return a message as the template reads it: with its content as a text or a list with one part, and calls."""
         role: str = message["role"]
-        content: Content = message["content"]
+        text: str = message["content"]
         if role not in self._reads_parts:
             self._reads_parts[role] = self._tries_parts(role)
         if role == "assistant" and self.has_channels:
-            content = SHOWN_THOUGHTS.sub("", message["content"])
+            text = SHOWN_THOUGHTS.sub("", text)
 
         has_calls = bool(message.get("tool_calls"))
-        if self._reads_parts[role] and (content or not has_calls):
-            content = as_parts(content)
-        template_message = {**message, "content": content}
-        if self.has_channels and not content and message.get("reasoning_content"):
+        reads_parts = self._reads_parts[role] and (text or not has_calls)
+        template_message = {**message, "content": as_parts(text) if reads_parts else text}
+        if self.has_channels and not text and message.get("reasoning_content"):
             template_message["thinking"] = message["reasoning_content"]  # its template's name for them
         return self._call_form.applied(template_message) if has_calls or role == "tool" else template_message
 
@@ -442,8 +441,7 @@ class Text:
 
     def _shows(self, role: str, content: Content) -> bool | None:
         """Return whether the template writes the marker in a message of this role, or None if it fails."""
-        marked_message = {"role": role, "content": content}
-        messages = [marked_message]
+        messages: list[MessageDict] = [{"role": role, "content": content}]
         if role != "user":
             question = self._in_content_form({"role": "user", "content": "?"})
             messages.append(question)

@@ -14,7 +14,8 @@ SAME_FIELDS = ("model", "temperature", "top_p", "stream", "parallel_tool_calls",
 WORDING = Wording(
     fields={"max_output_tokens": "max_tokens", **{name: name for name in SAME_FIELDS}},
     system_field="instructions", format_field="text", part_word="part",
-    text_types=("input_text", "output_text", "text", "reasoning_text"), roles=("user", "assistant", "system", "developer"),
+    text_types=("input_text", "output_text", "text", "reasoning_text"),
+    roles=("user", "assistant", "system", "developer"),
     tool_types=("function",), schema_field="parameters")
 CUT_OFF = {"reason": "max_output_tokens"}
 STORED_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
@@ -38,6 +39,9 @@ def as_chat(response_body: JsonObject) -> JsonObject:
 
     tool_choice: Any = response_body.get("tool_choice") or "auto"
     if isinstance(tool_choice, dict):
+        if tool_choice.get("type", "function") != "function":
+            raise Refused("tool_choice.type is not function, and other tools are left out: send auto, or a function",
+                          "tool_choice", "unsupported_parameter")
         tool_choice = {"type": "function", "function": {"name": tool_choice.get("name")}}
     chat_body["tool_choice"] = tool_choice
     chat_body["reasoning_effort"] = object_of(response_body, "reasoning").get("effort")

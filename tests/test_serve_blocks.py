@@ -132,6 +132,8 @@ def test_messages_call_tools_and_read_their_results(server):
     ("/v1/messages", {**HI, "messages": user_says([{"type": "image"}])}, "send text"),
     ("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, "nothing is stored here"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "is not supported"),
+    ("/v1/responses", {"input": "hi", "tool_choice": {"type": "web_search"}}, "tool_choice.type is not function"),
+    ("/v1/responses", {"input": "hi", "reasoning": {"effort": "low"}}, "reasoning_effort (in a body of /v1/responses"),
     ("/v1/responses", {"input": 5}, "input is no list"), ("/v1/responses", {}, "input is missing"),
     ("/v1/responses", {"input": [{"role": "tool", "content": "hi"}]}, "input.0.role is none of user, assistant"),
     ("/v1/responses", {"input": user_says([{"type": "image"}])}, "input.0.content has a part"),
@@ -218,9 +220,11 @@ REPLAYED = {  # requests as these clients were seen to make them, in the midst o
 
 
 PROVIDERS = {  # tools that only the provider runs, beside a function
-    "/v1/messages": {"max_tokens": 400, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "messages": user_says(), "tools": [
+    "/v1/messages": {"max_tokens": 400, "messages": user_says(),
+                     "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "tools": [
         MESSAGES_TOOL, {"type": "web_search_20260209", "name": "web_search", "max_uses": 5}]},
-    "/v1/responses": {"tool_choice": "required", "parallel_tool_calls": False, "input": QUESTION, "max_output_tokens": 400, "tools": [
+    "/v1/responses": {"tool_choice": "required", "parallel_tool_calls": False, "input": QUESTION,
+                      "max_output_tokens": 400, "tools": [
         RESPONSES_TOOL, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}, {"type": "web_search"},
         {"type": "namespace", "name": "mcp", "tools": [RESPONSES_TOOL]}, {"type": "local_shell"}]}}
 

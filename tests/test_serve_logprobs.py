@@ -1,4 +1,6 @@
 """Log-probabilities over HTTP: those of the whole model, in OpenAI's shapes, streamed or not; tokens as bytes."""
+import threading
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from model.sample import Sampler
 from model.text import Text, TokenTexts
 from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
+from serve.text_chunks import Echo
 from tests.serving import QUESTION, refusal, server, user_says
 from tests.test_text import MIXED, bytelevel, plain_ids, sentencepiece
 
@@ -90,6 +93,14 @@ def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, 
 
     assert joined("tokens") == found.tokens and joined("text_offset") == found.text_offset
     near(joined("token_logprobs")[1:], expected)
+
+
+def test_the_tokens_of_an_echo_are_spelled_on_a_thread_that_neither_computes_nor_sends(server, monkeypatch):
+    threads, piece = [], Echo.piece
+    monkeypatch.setattr(Echo, "piece", lambda echo: threads.append(threading.current_thread()) or piece(echo))
+    got = server.post("/v1/completions", prompt="Bread is", echo=True, logprobs=1, max_tokens=1).json()
+    assert got["choices"][0]["logprobs"]["text_offset"][0] == 0
+    assert [thread.name.startswith("asyncio_") for thread in threads] == [True]
 
 
 def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each_token_alone(server, sdk, create_chat):

@@ -115,7 +115,7 @@ def parse_json(text: str, source_name: object, remedy: str) -> Any:
     except RepeatedKey as error:
         raise ValueError(f"{source_name} is not JSON ({error}): {remedy}") from None
     except ValueError:  # Python reads no integer of more than 4300 digits
-        raise ValueError(f"{source_name} has a whole number with thousands of digits: {remedy}") from None
+        raise ValueError(f"{source_name} has a whole number of thousands of digits: write fewer") from None
 
     if is_deep:
         raise ValueError(f"{source_name} is nested too deeply (more than {DEEPEST} lists and objects within each "
