@@ -33,7 +33,8 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     ("é".encode("latin-1"), "is not UTF-8"), ('"a"'.encode("utf-16"), "line 1 of {} is not UTF-8"),
     (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects within each other): do this"),
     (b'1\n\n{"a": ["\\uD800"]}', "line 3 of {} has half a character"),
-    (b"9" * 5000, "line 1 of {} has a whole number of thousands of digits: write fewer"), (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
+    (b"9" * 5000, "line 1 of {} has a whole number of thousands of digits: write fewer"),
+    (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
 ], ids=lambda value: value[:12] if isinstance(value, bytes) else "")
 def test_what_is_wrong_with_a_line_is_reported_with_the_file_and_the_line(tmp_path, data, sentence):
     (tmp_path / "a").write_bytes(data)
