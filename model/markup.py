@@ -355,6 +355,7 @@ def paired_call(reader: CallReader, opening: Any) -> AnswerParts:
         before_pair = ", "
 
     is_closed = yield from reader.closing_parts()
+
     begins_pair = compiled(reader.format.pair_name).match(reader.unread, partial=True)
     if begins_pair and not is_closed and reader.unread.strip():  # the answer is cut off in the name of an argument
         reader.take(len(reader.unread))
@@ -369,6 +370,7 @@ def _text_before(reader: CallReader, pattern: str) -> AnswerParts:
     while True:
         match = compiled(pattern).search(reader.unread, partial=not reader.is_complete)
         pieces.append(reader.take(match.start() if match else len(reader.unread)))
+
         if reader.is_complete or (match and not match.partial):
             return "".join(pieces), bool(match)
         yield None

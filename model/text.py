@@ -106,7 +106,7 @@ def own_template(folder: Name, file: str = "") -> str:
     """Read the chat templates of a file or a tokenizer's folder, if any. Raises ValueError for an unreadable file."""
     if file:
         try:
-            return Path(file).expanduser().read_text(encoding="utf-8-sig")
+            return Path(file).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ValueError(f"template={file} cannot be read ({shown(error)}): give the path of a template in "
                              "Jinja, in UTF-8") from None
@@ -121,7 +121,7 @@ def own_template(folder: Name, file: str = "") -> str:
     # in a file of its own
     template_path = Path(folder) / TEMPLATE_FILE
     if template_path.is_file():
-        templates.append(template_path.read_text(encoding="utf-8-sig", errors="replace"))
+        templates.append(template_path.read_text(encoding="utf-8", errors="replace"))
     return "\n".join(templates).strip()
 
 
@@ -173,6 +173,7 @@ class CallForm(NamedTuple):
         if message.get("tool_calls"):
             template_message["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
             template_message["content"] = message["content"] or (None if self.has_null_content else "")
+
         if self.has_short_ids and message["role"] == "tool":
             template_message["tool_call_id"] = _short_id(message.get("tool_call_id", ""))
         return template_message
@@ -182,6 +183,7 @@ class CallForm(NamedTuple):
         if self.has_text_arguments:
             arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             template_call["function"] = {**call["function"], "arguments": arguments}
+
         if self.has_short_ids:
             template_call["id"] = _short_id(call.get("id", ""))
         return template_call
@@ -269,6 +271,7 @@ class Text:
         """Return the template in a file that transformers does not read: before 4.49 any, and a processor's one."""
         if (self.folder / TEMPLATE_FILE).is_file():
             return own_template(self.folder, str(self.folder / TEMPLATE_FILE))
+
         setting = self._settings.get("chat_template.json", {}).get("chat_template")
         return {entry["name"]: entry["template"] for entry in setting} if isinstance(setting, list) else setting
 
@@ -381,12 +384,14 @@ class Text:
         text: str = message["content"]
         if role not in self._reads_parts:
             self._reads_parts[role] = self._tries_parts(role)
+
         if role == "assistant" and self.has_channels:
             text = SHOWN_THOUGHTS.sub("", text)
 
         has_calls = bool(message.get("tool_calls"))
         reads_parts = self._reads_parts[role] and (text or not has_calls)
         template_message = {**message, "content": as_parts(text) if reads_parts else text}
+
         if self.has_channels and not text and message.get("reasoning_content"):
             template_message["thinking"] = message["reasoning_content"]  # its template's name for them
         return self._call_form.applied(template_message) if has_calls or role == "tool" else template_message
@@ -404,6 +409,7 @@ class Text:
                 return call_form
             if shows_call is not None:
                 working_forms.append(call_form)
+
         return working_forms[0] if working_forms else CallForm()
 
     def _shows_call(self, call_form: CallForm) -> bool | None:
@@ -421,6 +427,7 @@ class Text:
             text = self._sandbox.call(PATIENCE, messages, {})
         except ValueError:
             return None
+
         if call_form.has_null_content and str(None) in text:
             return None
         return MARKER in text and str(TRIED_ARGUMENTS) not in text
@@ -513,6 +520,7 @@ def _without_marks(folder: Path) -> Iterator[Path]:
         yield folder
         return
 
+    # a copy
     with TemporaryDirectory() as copy:
         for path in paths:
             data = path.read_bytes()

@@ -42,6 +42,7 @@ def as_chat(response_body: JsonObject) -> JsonObject:
         if tool_choice.get("type", "function") != "function":
             raise Refused("tool_choice.type is not function, and other tools are left out: send auto, or a function",
                           "tool_choice", "unsupported_parameter")
+
         tool_choice = {"type": "function", "function": {"name": tool_choice.get("name")}}
     chat_body["tool_choice"] = tool_choice
     chat_body["reasoning_effort"] = object_of(response_body, "reasoning").get("effort")

@@ -51,6 +51,7 @@ class Echo(NamedTuple):
         """Return it as a piece, on any thread."""
         if self.tokenizer_text is None:
             return Piece(self.text)
+
         offsets = Offsets(self.tokenizer_text)
         first_token = offsets.add(self.token_ids[0], None)
         return Piece(self.text, [first_token, *(offsets.add(*logprob) for logprob in self.logprobs)])

@@ -95,8 +95,8 @@ def test_keywords_of_a_tools_schema_that_are_null_are_left_out(create_chat):
             **WEATHER["function"]["parameters"]["properties"],
             "at": {"type": "object", "required": None, "properties": None, "default": None},
             "required": {"const": None}}}}
-    asked = {**ASKED, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-    [call] = named_calls(create_chat(**asked, parallel_tool_calls=False, max_tokens=400).choices[0].message)
+    chat_fields = {**ASKED, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    [call] = named_calls(create_chat(**chat_fields, parallel_tool_calls=False, max_tokens=400).choices[0].message)
     arguments = json.loads(call[1])
     assert arguments.keys() - {"required"} == {"city", "days", "at"} and arguments["at"] == {}
     check(("weather", json.dumps({name: arguments[name] for name in ("city", "days")})))
