@@ -46,12 +46,12 @@ def folder(tmp_path_factory):
     return bytelevel(tmp_path_factory.mktemp("history") / "new")
 
 
-def rendered(folder, tmp_path, template, body, translate=dict):
-    """What a template makes of a body of a request."""
+def rendered(folder, tmp_path, template, chat_body, translate=dict):
+    """What a template makes of a chat_body of a request."""
     file = tmp_path / "own.jinja"
     file.write_text(template)
     config = SimpleNamespace(uses_jinja=True, template="own", chat_template=str(file), first_folder=folder)
-    [choice] = read_body(json.dumps(body).encode(), Chat, translate).prompt_choices(config)
+    [choice] = read_body(json.dumps(chat_body).encode(), Chat, translate).prompt_choices(config)
     text = Text(folder, str(file))
     try:
         return text._chat_text(choice.prompt, "own", choice.variables)
@@ -123,17 +123,17 @@ THOUGHT_MESSAGE = {"max_tokens": 5, "messages": [
     {"role": "user", "content": "z"}]}
 
 
-@pytest.mark.parametrize("body, translate, effort", [
+@pytest.mark.parametrize("chat_body, translate, effort", [
     (THOUGHT_CHAT, dict, "low"), (RENAMED_CHAT, dict, "low"), (THOUGHT_RESPONSE, responses.as_chat, "low"),
     (THOUGHT_MESSAGE, anthropic.as_chat, "medium")], ids=["chat", "reasoning", "response", "message"])
-def test_thoughts_and_the_effort_of_them_reach_the_template_in_each_protocol(folder, tmp_path, body, translate, effort):
-    shown = rendered(folder, tmp_path, THOUGHTS, body, translate)
+def test_thoughts_and_the_effort_of_them_reach_the_template_in_each_protocol(folder, tmp_path, chat_body, translate, effort):
+    shown = rendered(folder, tmp_path, THOUGHTS, chat_body, translate)
     assert shown == f"<user>q<assistant><think>BECAUSE</think>A<user>zReasoning: {effort}"
 
 
 def test_a_variable_of_the_template_counts_more_than_the_effort(folder, tmp_path):
-    body = {**THOUGHT_CHAT, "chat_template_kwargs": {"reasoning_effort": "high"}}
-    assert rendered(folder, tmp_path, THOUGHTS, body).endswith("Reasoning: high")
+    chat_body = {**THOUGHT_CHAT, "chat_template_kwargs": {"reasoning_effort": "high"}}
+    assert rendered(folder, tmp_path, THOUGHTS, chat_body).endswith("Reasoning: high")
 
 
 def test_thoughts_before_a_call_are_the_calls_message(folder, tmp_path):
@@ -150,10 +150,10 @@ def test_what_the_template_does_not_read_is_refused_by_name(folder, tmp_path):
         rendered(folder, tmp_path, PLAIN, THOUGHT_CHAT)
     assert refused.value.param == "reasoning_effort"
     config = SimpleNamespace(uses_jinja=False, template="vicuna")
-    for body, param in ((THOUGHT_CHAT, "messages.1.reasoning_content"), (RENAMED_CHAT, "messages.1.reasoning"),
+    for chat_body, param in ((THOUGHT_CHAT, "messages.1.reasoning_content"), (RENAMED_CHAT, "messages.1.reasoning"),
                         ({"messages": history(content="x")}, "messages.1.tool_calls")):
         with pytest.raises(Refused) as refused:
-            read_body(json.dumps(body).encode(), Chat).prompt_choices(config)
+            read_body(json.dumps(chat_body).encode(), Chat).prompt_choices(config)
         assert (refused.value.status, refused.value.param) == (400, param)
 
 
