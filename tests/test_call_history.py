@@ -126,7 +126,7 @@ THOUGHT_MESSAGE = {"max_tokens": 5, "messages": [
 @pytest.mark.parametrize("chat_body, translate, effort", [
     (THOUGHT_CHAT, dict, "low"), (RENAMED_CHAT, dict, "low"), (THOUGHT_RESPONSE, responses.as_chat, "low"),
     (THOUGHT_MESSAGE, anthropic.as_chat, "medium")], ids=["chat", "reasoning", "response", "message"])
-def test_thoughts_and_the_effort_of_them_reach_the_template_in_each_protocol(folder, tmp_path, chat_body, translate, effort):
+def test_thoughts_and_their_effort_reach_the_template_in_each_protocol(folder, tmp_path, chat_body, translate, effort):
     shown = rendered(folder, tmp_path, THOUGHTS, chat_body, translate)
     assert shown == f"<user>q<assistant><think>BECAUSE</think>A<user>zReasoning: {effort}"
 
