@@ -29,11 +29,6 @@ NEW_WEIGHT = 0.25
 # 1.02 queues made wires look slow, and tips left with half of the rows that were free.
 SHORTEST_TIME_GROWTH = 1.005
 
-# The last measured segments, whose numbers of rows have a shortest time. A number of rows that none of them had is
-# forgotten: its time cannot grow, and stands for all fewer rows, which may be measured under another load, or on a
-# device that has become slower. By trial.
-RECENT_SEGMENTS = 256
-
 # The largest factor by which a new time raises those for other numbers of rows: a single delay may not do more. A lower
 # limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
 MAX_SCALE = 2.0
@@ -60,7 +55,6 @@ class FirstStage:
     def __init__(self, share: float) -> None:
         self._share = share
         self._shortest_seconds: dict[int, float] = {}  # rows -> the shortest measured time in the stage
-        self._recent_rows: deque[int] = deque(maxlen=RECENT_SEGMENTS)  # of each measured segment
         self._in_flight: deque[Occupancy] = deque()  # the oldest first
         self._last_left_at = 0.0  # time at which the newest returned segment left the stage
         self._mean_round_trip: float | None = None  # seconds, of recent segments
@@ -93,11 +87,6 @@ class FirstStage:
             stage_seconds = round_trip * self._share
             shortest = self._shortest_seconds.get(num_rows, stage_seconds)
             self._shortest_seconds[num_rows] = min(stage_seconds, SHORTEST_TIME_GROWTH * shortest)
-
-            self._recent_rows.append(num_rows)
-            rows_to_keep = set(self._recent_rows)
-            self._shortest_seconds = {rows: seconds for rows, seconds in self._shortest_seconds.items()
-                                      if rows in rows_to_keep}
         return round_trip
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from pipeline.stage_times import EARLY_SHARE, RECENT_SEGMENTS, SHORTEST_TIME_GROWTH, FirstStage
+from pipeline.stage_times import EARLY_SHARE, SHORTEST_TIME_GROWTH, FirstStage
 
 
 def taught(seconds, share=0.25):
@@ -118,20 +118,6 @@ def test_an_estimated_time_that_the_stages_allow_is_believed():
     stage = flown(10, 20)
     assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
     assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0
-
-
-def test_a_number_of_rows_that_no_recent_segment_had_is_forgotten():
-    """200 rows took 0.5 s before the device became slower, which one row after the other shows."""
-    stage = taught({200: 0.5})
-    for index in range(RECENT_SEGMENTS - 1):
-        stage.send([1], 5000.0 + 100 * index)
-        stage.back(1, 5012.0 + 100 * index)
-        assert list(stage._shortest_seconds) == [200, 1]
-    assert busy(stage, 1, 90000.0) == 0.5
-
-    stage.send([1], 95000.0)
-    stage.back(1, 95012.0)
-    assert busy(stage, 1, 99000.0) == busy(stage, 200, 99500.0) == 3.0
 
 
 def test_what_came_back_with_fewer_rows_or_none_teaches_nothing():
