@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Tuple
+from typing import NamedTuple, Tuple
 
 NO_BOUND = 1 << 30  # no bound: more guesses or levels than any context holds
 MAX_GUESSES = 65536  # guesses in a tree
@@ -98,6 +99,30 @@ def wrong_widths(expansion: str) -> str:
     return ""
 
 
+class RoundCosts(NamedTuple):
+    """Seconds that are measured at the start: of rows once round the ring, and of a level of the draft's networks."""
+
+    seconds_by_rows: Tuple[Tuple[int, float], ...] = ()  # the fewest rows first; empty: nothing falls back
+    level_seconds: float = 0.0  # on the cores of the stages; 0: a level takes no time from them
+
+    def round_seconds(self, num_rows: int) -> float:
+        """Return the seconds of this many rows, linear between two measured numbers.
+
+        Beyond the last one each row takes as long as there.
+        """
+        index = bisect_left(self.seconds_by_rows, (num_rows, 0.0))
+        if index == len(self.seconds_by_rows):
+            most_rows, most_seconds = self.seconds_by_rows[-1]
+            return most_seconds * num_rows / most_rows
+
+        more_rows, more_seconds = self.seconds_by_rows[index]
+        if index == 0:
+            return more_seconds
+        fewer_rows, fewer_seconds = self.seconds_by_rows[index - 1]
+        share = (num_rows - fewer_rows) / (more_rows - fewer_rows)
+        return fewer_seconds + share * (more_seconds - fewer_seconds)
+
+
 @dataclass(frozen=True)
 class TreeConfig:
     """The hyperparameters that strategies and drafts read."""
@@ -116,7 +141,7 @@ class TreeConfig:
     prunes: bool = True  # whether dead guesses under way are dropped, instead of computed to the end
     forced: bool = True  # whether tokens that a grammar forces are guessed by a source of their own
     thrifty: bool = True  # whether only what pays, by recent measurements, is sent and drafted
-    plain_seconds: float = 0.0  # seconds per token of plain decoding, to which `thrifty` falls back; 0: never
+    costs: RoundCosts = RoundCosts()  # by which `thrifty` falls back to plain decoding
 
     def in_segments(self, max_rows: int) -> TreeConfig:
         """Return the same trees with at most `max_rows` rows per segment."""

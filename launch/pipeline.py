@@ -18,11 +18,12 @@ from config.forms import ACCEPTED_PER_LEVEL
 from config.keys import keys_with, parsed, written
 from config.keys import options as keys_of
 from config.run_config import RunConfig
-from config.trees import TreeConfig
+from config.trees import RoundCosts, TreeConfig
 from launch.build import LMHead, build_decoder, build_lm_head, build_passes, build_ring, build_stage, sampler_of
 from launch.drafts import build_draft
 from launch.prepare import check_ids, open_text
-from launch.probe import latencies, level_share, round_trip, segment_rows, sized
+from launch.probe import (
+    batch_seconds, latencies, level_seconds, level_share, round_trip, segment_rows, segment_seconds, sized)
 from launch.progress import ProgressBar
 from launch.ranks import rank_0
 from launch.spec import RankSpec
@@ -430,7 +431,7 @@ class Pipeline:
 
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """Return the trees that the strategy grows with this draft. Sizes that were not given are measured, once."""
-        tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
+        tree = sized(config, lambda: self._costs(config, draft), lambda: segment_rows(self.segment_seconds))
 
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
@@ -441,6 +442,16 @@ class Pipeline:
         if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))
         return tree
+
+    def _costs(self, config: RunConfig, draft: Draft) -> RoundCosts:
+        """Return the costs of rounds; those of levels and of larger segments only if all ranks share one machine."""
+        seconds_by_rows = {1: self.round_trip, **self.batch_seconds}
+        if config.kind != "real" or config.hosts or config.master:
+            return RoundCosts(tuple(sorted(seconds_by_rows.items())))
+
+        seconds_by_rows = {**self.segment_seconds, **seconds_by_rows}
+        seconds = level_seconds(self.ring, draft.networks, self.passes, config.tree.stream)
+        return RoundCosts(tuple(sorted(seconds_by_rows.items())), seconds)
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """Return the number of guesses in a verification of DSI, given or measured; warn if replicas are too few."""
@@ -469,9 +480,14 @@ class Pipeline:
         return build_passes(self.spec, self.rank.trace, self.ring.clock)
 
     @cached_property
-    def segment_rows(self) -> int:
-        """The number of rows that a segment should hold, measured by a few passes through the pipeline."""
-        return segment_rows(self.ring, self.spec.context)
+    def segment_seconds(self) -> dict[int, float]:
+        """The seconds of segments once round the pipeline, by their rows."""
+        return segment_seconds(self.ring, self.spec.context)
+
+    @cached_property
+    def batch_seconds(self) -> dict[int, float]:
+        """The seconds of plain decoding per token of each request, by the number of requests at once, above 1."""
+        return batch_seconds(self.ring, self.config.max_requests, self.spec.context)
 
     @property
     def plain_rate(self) -> tuple[float, bool]:

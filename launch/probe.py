@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.trees import Growth, TreeConfig
+from config.trees import Growth, RoundCosts, TreeConfig
 from model.drafts.draft import Passes
 from model.drafts.mixture import Mixture
 from model.drafts.network import Network, at_once
@@ -29,31 +29,46 @@ ROUNDING_ERROR = 1e-9  # relative; up to it a quotient counts as an integer
 MAX_ROWS = 64  # of a verification, and of guesses for it
 
 
-def sized(config: RunConfig, measure_plain_seconds: Callable[[], float],
+def sized(config: RunConfig, measure_costs: Callable[[], RoundCosts],
           measure_segment_rows: Callable[[], int]) -> TreeConfig:
-    """Return the trees of a run, with what its method needs to be measured: a plain round, rows of a segment."""
+    """Return the trees of a run, with what its method needs to be measured: costs of rounds, rows of a segment."""
     tree, method = config.tree, METHODS[config.pipeline_type]
     if tree.thrifty and method.falls_back:
-        tree = replace(tree, plain_seconds=measure_plain_seconds())
+        tree = replace(tree, costs=measure_costs())
     if method.measured and not config.subseq_token:
         tree = tree.in_segments(measure_segment_rows())
     return tree
 
 
-def segment_rows(ring: Ring, context: int) -> int:
-    """Return the most rows of `SIZES` that take hardly longer than the fewest, measured by a few passes."""
+def segment_seconds(ring: Ring, context: int) -> dict[int, float]:
+    """Return the seconds of segments by their rows, the numbers of `SIZES` that fit into a context."""
     row_counts = [num_rows for num_rows in SIZES if num_rows <= context] or [context]
     _pass_seconds(ring, row_counts[0])  # warms up
-    seconds = {num_rows: _pass_seconds(ring, num_rows) for num_rows in row_counts}
+    return {num_rows: _pass_seconds(ring, num_rows) for num_rows in row_counts}
+
+
+def segment_rows(seconds: Mapping[int, float]) -> int:
+    """Return the most rows that take hardly longer than the fewest, from the seconds of some numbers of rows."""
     assert min(seconds.values()) > 0, seconds
+    max_seconds = FLAT_RATIO * seconds[min(seconds)]
+    return max(num_rows for num_rows in seconds if seconds[num_rows] <= max_seconds)
 
-    max_seconds = FLAT_RATIO * seconds[row_counts[0]]
-    return max(num_rows for num_rows in row_counts if seconds[num_rows] <= max_seconds)
+
+def round_trip(ring: Ring, num_rows: int = 1) -> float:
+    """Return the seconds that a few rows take once round the ring, after hardly any text."""
+    return min(_pass_seconds(ring, num_rows) for _ in range(ROUND_TRIPS))
 
 
-def round_trip(ring: Ring) -> float:
-    """Return the seconds that one row takes once round the ring, after hardly any text."""
-    return min(_pass_seconds(ring, 1) for _ in range(ROUND_TRIPS))
+def batch_seconds(ring: Ring, max_running: int, context: int) -> dict[int, float]:
+    """Return the seconds of a token of each of several requests, by their number: 2, 4, ... and `max_running`."""
+    most_rows = min(max_running, context)
+    doubled = (1 << power for power in range(1, most_rows.bit_length()))
+    return {num_rows: round_trip(ring, num_rows) for num_rows in sorted({*doubled, most_rows} - {1})}
+
+
+def level_seconds(ring: Ring, networks: Sequence[Network], passes: Passes, growth: Growth) -> float:
+    """Return the seconds of a level by all networks of a draft."""
+    return sum(_guess_seconds(ring, network, passes, growth) for network in networks)
 
 
 def _pass_seconds(ring: Ring, num_rows: int) -> float:
@@ -120,8 +135,8 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
     """
     num_rows = min(growth.nodes + 1, context)
     _pass_seconds(ring, num_rows)  # warms up
-    level_seconds = _guess_seconds(ring, network, passes, replace(growth, gain=0.0))
-    return min(1.0, level_seconds / _pass_seconds(ring, num_rows))
+    seconds = level_seconds(ring, [network], passes, replace(growth, gain=0.0))
+    return min(1.0, seconds / _pass_seconds(ring, num_rows))
 
 
 def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:

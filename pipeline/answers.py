@@ -60,6 +60,7 @@ class Answer:
     sources: Counter[str] = field(default_factory=Counter)  # number of guesses of each source that became text
     divergence: float = 0.0  # in nats, over all tokens: of a lossy rule's distribution of texts from the target's (KL)
     plain_tokens: int = 0  # tokens decoded without guessing, since guessing was slower
+    trial_tokens: float = 0.0  # that plain decoding would have written more, while guesses were tried and did not pay
     finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (full)
 
     @property

@@ -109,6 +109,7 @@ class Decoding:
         # totals so far
         answer.misses = max(tree.num_misses, 0)
         answer.segments = self._segments_before_loss + target.segments
+        answer.trial_tokens = target.trial_tokens
 
         answer.token_ids += new_tokens
         self.unread.append(new_tokens)
@@ -370,7 +371,7 @@ class Decoder:
         """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
         options = TargetOptions(
-            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
+            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.costs, request.priority, request.logprobs)
         target = self.ring.open(decoding.tree, request.sampler, options)
 
         prefix, num_shared = None, 0

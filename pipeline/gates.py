@@ -6,7 +6,9 @@ with what plain decoding would have. If ranks share the cores of one machine, ro
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
+from config.trees import RoundCosts
 from pipeline.stage_times import SHORTEST_TIME_GROWTH
 
 # Seconds after which settled tokens have weight 1 / e in their rate. More is calmer, less follows the text at hand. By
@@ -23,8 +25,7 @@ REFUSAL_DECAY = 0.97
 
 MAX_ACCEPTANCE = 0.99  # maximum probability that a level is accepted, so that the sum of its powers stays finite
 
-# A single request rests once guessing is this many tokens behind plain decoding: about what each trial costs. By
-# trial.
+# Requests rest once guessing is this many tokens of each behind plain decoding: about what each trial costs. By trial.
 MAX_TOKENS_BEHIND = 2.0
 
 # A rest ends this many tokens after guessing fell behind; doubled if guessing lasted for fewer, so that a text that
@@ -37,6 +38,8 @@ MAX_REST_TOKENS = 4096
 
 DRAIN_TOKENS = 2  # autoregressive tokens after which no guess is in flight
 MIN_RATE_TOKENS = 8  # autoregressive tokens before their rate may end a rest; by trial
+MAX_RUN = 16  # the longest run of right guesses that is counted, and the most levels of a trial that is considered
+SURE_RUNS = 2.0  # runs in which every guess is right, added to those so far: a good draft may miss at first; by trial
 
 
 class TokenRate:
@@ -111,76 +114,130 @@ class DraftGate:
 
 
 class Fallback:
-    """The decision whether a single request guesses, or rests while plain decoding is faster.
+    """The decision whether the running requests guess, or rest while plain decoding is faster.
 
-    It rests once it is `MAX_TOKENS_BEHIND` tokens behind plain decoding and has recently been slower. A rest that
-    begins soon after another one is longer, up to `MAX_REST_TOKENS`, so little is lost. Plain decoding is measured at
-    the start and in every rest.
+    It is one for all of them, and counts the tokens of each. They rest once they are `MAX_TOKENS_BEHIND` tokens behind
+    plain decoding and have recently been slower, or if not even the most that can be accepted is worth its levels and
+    rows. A rest that begins soon after another one is longer, up to `MAX_REST_TOKENS`, so little is lost. Plain
+    decoding is measured at the start, for as many rows as there are requests, and in every rest.
     """
 
     def __init__(self) -> None:
         self.guesses = True
-        self._is_measured = False  # whether the rate without guesses comes from tokens of answers, not from the start
-        self._plain_rate, self._guessing_rate = TokenRate(), TokenRate()
-        self._lag = 0.0  # tokens by which guessing is behind plain decoding
-        self._tokens_behind = 0  # settled since `_lag` was 0
+        self._costs = RoundCosts()
+        self._num_running = 1
+        self._runs = [0.0] * (MAX_RUN + 1)  # by length, the number of runs of right guesses that were as long or longer
+
+        # tokens per second of each request, by the number of requests; without guesses, as measured in the last rest
+        self._plain_rates: defaultdict[int, TokenRate] = defaultdict(TokenRate)
+        self._guessing_rates: defaultdict[int, TokenRate] = defaultdict(TokenRate)
+
+        # tokens of each request
+        self._lag = 0.0  # by which guessing is behind plain decoding
+        self._tokens_behind = 0.0  # settled since `_lag` was 0
         self._period_tokens = REST_TOKENS // 2  # the first rest doubles it
-        self._rest_tokens = 0  # length of the present rest
-        self._num_tokens = 0  # settled since guessing, or the rest, began
+        self._rest_tokens = 0.0  # length of the present rest
+        self._num_tokens = 0.0  # settled since guessing, or the rest, began
         self._last_settled_at: float | None = None
 
-    def begin(self, plain_seconds: float) -> None:
-        """Begin a request, or a time in which it is the only one.
-
-        `plain_seconds` are those of a token without guesses, as measured at the start.
-        """
+    def begin(self, costs: RoundCosts, num_running: int) -> None:
+        """Begin a request, one of `num_running`, or a time that follows the reading of a prompt."""
         self._last_settled_at = None
-        if plain_seconds and not self._plain_rate.mean:
-            self._plain_rate.add(1, plain_seconds)
+        self._costs, self._num_running = costs, num_running
+        if self.guesses and costs.seconds_by_rows and not self._can_pay():
+            self._rest(REST_TOKENS)
 
     @property
     def measured_plain_rate(self) -> float:
-        """Tokens per second without guesses, by the rounds of a rest; 0 before the first one."""
-        return self._plain_rate.mean if self._is_measured else 0.0
+        """Tokens per second of a single request without guesses, by the rounds of a rest; 0 before the first one."""
+        return self._plain_rates[1].mean
 
-    def add_settled(self, num_tokens: int, now: float) -> None:
-        """Add settled tokens of the single request."""
-        last_settled_at, self._last_settled_at = self._last_settled_at, now
-        if last_settled_at is None or not self._plain_rate.mean:
-            return
+    @property
+    def _plain_rate(self) -> float:
+        """Tokens per second of each request without guesses."""
+        return self._plain_rates[self._num_running].mean or 1 / self._costs.round_seconds(self._num_running)
 
-        self._num_tokens += num_tokens
+    def is_late(self, now: float) -> bool:
+        """Return whether another level would bring a request further behind plain decoding than a trial may."""
+        if not self._costs.level_seconds or self._last_settled_at is None:
+            return False
+        seconds = now + self._costs.level_seconds - self._last_settled_at
+        return self._lag + seconds * self._plain_rate - 1 > MAX_TOKENS_BEHIND
+
+    def add_run(self, length: int) -> None:
+        """Add a run of right guesses, which ended at a token that was not guessed."""
         if self.guesses:
-            self._weigh(num_tokens, now - last_settled_at)
-        elif self._num_tokens > DRAIN_TOKENS:
-            self._recover(num_tokens, now - last_settled_at)
+            for shorter in range(min(length, MAX_RUN) + 1):
+                self._runs[shorter] += 1
 
-    def _weigh(self, num_tokens: int, seconds: float) -> None:
-        """Begin a rest if guessing has fallen too far behind."""
-        self._guessing_rate.add(num_tokens, seconds)
-        self._lag = max(0.0, self._lag + seconds * self._plain_rate.mean - num_tokens)
-        self._tokens_behind = self._tokens_behind + num_tokens if self._lag else 0
+    def add_settled(self, num_tokens: int, num_running: int, now: float) -> float:
+        """Add settled tokens of one of the running requests; return the tokens that a trial cost each, if it ended."""
+        self._num_running = num_running
+        last_settled_at, self._last_settled_at = self._last_settled_at, now
+        if last_settled_at is None or not self._costs.seconds_by_rows:
+            return 0.0
 
-        guessing_is_slower = self._guessing_rate.mean < self._plain_rate.mean
-        if self._lag > MAX_TOKENS_BEHIND and guessing_is_slower:
-            has_lasted = self._num_tokens > REST_TOKENS
-            longer_period = min(2 * self._period_tokens, MAX_REST_TOKENS)
-            self._period_tokens = REST_TOKENS if has_lasted else longer_period
-            self._rest_tokens = self._period_tokens - self._tokens_behind
-            self._turn(guesses=False)
+        seconds = now - last_settled_at
+        tokens_of_each = num_tokens / num_running
+        self._num_tokens += tokens_of_each
+        if self.guesses:
+            return self._weigh(tokens_of_each, seconds)
+        if self._num_tokens > DRAIN_TOKENS:
+            self._recover(tokens_of_each, seconds)
+        return 0.0
 
-    def _recover(self, num_tokens: int, seconds: float) -> None:
-        """Guess again after the rest, or as soon as plain decoding proves slower."""
+    def _weigh(self, num_tokens: float, seconds: float) -> float:
+        """Begin a rest if guessing has fallen too far behind, or cannot pay; return what that has cost."""
+        guessing_rate, plain_rate = self._guessing_rates[self._num_running], self._plain_rate
+        guessing_rate.add(num_tokens, seconds)
+        self._lag = max(0.0, self._lag + seconds * plain_rate - num_tokens)
+        self._tokens_behind = self._tokens_behind + num_tokens if self._lag else 0.0
+
+        is_behind = self._lag > MAX_TOKENS_BEHIND or not self._can_pay()
+        if not is_behind or guessing_rate.mean >= plain_rate:
+            return 0.0
+
+        has_lasted = self._num_tokens > REST_TOKENS
+        longer_period = min(2 * self._period_tokens, MAX_REST_TOKENS)
+        self._period_tokens = REST_TOKENS if has_lasted else longer_period
+        lost_tokens = self._lag
+        self._rest(self._period_tokens - self._tokens_behind)
+        return lost_tokens
+
+    def _can_pay(self) -> bool:
+        """Return whether some number of levels brings more than plain decoding if the most is accepted.
+
+        That is what was accepted so far at each depth, and everything in `SURE_RUNS` more runs.
+        """
+        costs, num_tokens = self._costs, 1.0
+        for depth in range(1, MAX_RUN + 1):
+            num_tokens += (self._runs[depth] + SURE_RUNS) / (self._runs[0] + SURE_RUNS)
+            seconds = depth * costs.level_seconds + costs.round_seconds(self._num_running * (depth + 1))
+            if not costs.level_seconds or num_tokens > seconds * self._plain_rate:
+                return True
+        return False
+
+    def _recover(self, num_tokens: float, seconds: float) -> None:
+        """Guess again after the rest if that can pay, or as soon as plain decoding proves slower."""
         if self._num_tokens <= DRAIN_TOKENS + num_tokens:
-            self._plain_rate = TokenRate()
-            self._is_measured = True
-        self._plain_rate.add(num_tokens, seconds)
+            self._plain_rates.clear()
+        plain_rate = self._plain_rates[self._num_running]
+        plain_rate.add(num_tokens, seconds)
 
         is_measured = self._num_tokens >= MIN_RATE_TOKENS
-        plain_is_slower = is_measured and self._guessing_rate.mean > self._plain_rate.mean
-        if plain_is_slower or self._num_tokens >= self._rest_tokens:
+        if is_measured and self._guessing_rates[self._num_running].mean > plain_rate.mean:
             self._turn(guesses=True)
+        elif self._num_tokens >= self._rest_tokens:
+            self._runs = [count / 2 for count in self._runs]
+            if self._can_pay():
+                self._turn(guesses=True)
+            else:
+                self._rest(REST_TOKENS)
+
+    def _rest(self, num_tokens: float) -> None:
+        self._rest_tokens = num_tokens
+        self._turn(guesses=False)
 
     def _turn(self, guesses: bool) -> None:
         self.guesses = guesses
-        self._lag, self._tokens_behind, self._num_tokens = 0.0, 0, 0
+        self._lag, self._tokens_behind, self._num_tokens = 0.0, 0.0, 0.0

@@ -29,6 +29,8 @@ class RequestDraft(Draft):
 
     def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         if self._target.guesses:
+            if self._target.is_late:
+                return False
             with self._span(tree):
                 return (yield from self._draft.grow(tree, growth, worth_drafting))
 

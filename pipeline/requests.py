@@ -76,6 +76,8 @@ class RequestTarget(Target):
         self.segments = 0  # number of segments so far, sent or waiting to be
         self.reused = 0  # number of prompt tokens that the stages held already
         self.passed_over = 0  # number of messages that left without its guesses, since the last one with some
+        self.trial_tokens = 0.0  # that trials of guessing have cost this request
+        self._run_length = 0  # guesses that became text since the last token that was not guessed
         self._level_seconds = 0.0  # seconds that networks took for the newest level
 
     @property
@@ -147,9 +149,13 @@ class RequestTarget(Target):
 
     @property
     def guesses(self) -> bool:
-        """Whether to guess at all; False for a single request for which plain decoding is faster."""
-        may_fall_back = self.options.plain_seconds and len(self.ring.running) == 1
-        return not may_fall_back or self.ring.pacing.fallback.guesses
+        """Whether to guess at all; False while plain decoding is faster for the running requests together."""
+        return not self.options.costs.seconds_by_rows or self.ring.pacing.fallback.guesses
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a level must wait for settled tokens, since it would make a trial too expensive."""
+        return self.ring.pacing.fallback.is_late(self.ring.clock.now())
 
     def add_level_seconds(self, seconds: float) -> None:
         """Add the seconds of a network's pass to the newest level."""
@@ -182,10 +188,12 @@ class RequestTarget(Target):
 
         # rates
         pacing.gate.add_settled(num_settled, now)
-        if len(self.ring.running) == 1:
-            pacing.fallback.add_settled(num_settled, now)
-        else:
-            pacing.fallback.begin(self.options.plain_seconds)
+        self._record_runs(num_settled)
+        lost_tokens = pacing.fallback.add_settled(num_settled, len(self.ring.running), now)
+        for target in self.ring.running:
+            target.trial_tokens += lost_tokens
+        if any(len(target.tree.trunk) == target._prompt_length for target in self.ring.running):
+            pacing.fallback.begin(self.options.costs, len(self.ring.running))  # the time of a prompt is no token's
 
         # dead guesses, if there can be any
         if self.tree.num_sent_guesses == self._num_sent_at_empty_prune:
@@ -199,6 +207,15 @@ class RequestTarget(Target):
 
             dead_nodes = in_flight_nodes.difference(kept_nodes, [self.tree.tip])
             pacing.first_stage.prune(dead_nodes, now)
+
+    def _record_runs(self, num_settled: int) -> None:
+        """Record the runs of right guesses that end among the newest settled tokens."""
+        for node in self.tree.trunk[-num_settled:]:
+            if self.tree.nodes[node].proposals:
+                self._run_length += 1
+            else:
+                self.ring.pacing.fallback.add_run(self._run_length)
+                self._run_length = 0
 
     def end(self, keep: bool = False) -> Sequence[int]:
         """End the request: prune what is in flight, and send the Reset, without waiting.
@@ -440,7 +457,7 @@ class Ring:
         request = next(self._numbers)
         target = self.target_of(self, request, tree, sampler, options)
         self._open[request] = target
-        self.pacing.fallback.begin(options.plain_seconds)
+        self.pacing.fallback.begin(options.costs, len(self.running))
         return target
 
     def forget(self, request: int) -> None:

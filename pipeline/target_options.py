@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from config.trees import RoundCosts
 from model.sample import LogprobRequest
 
 
@@ -12,7 +13,7 @@ class TargetOptions(NamedTuple):
     inner: bool = False  # whether the draft needs inner features, the inputs of some layers
     prunes: bool = True  # whether dead guesses are dropped in flight, or only after they came back
     thrifty: bool = True  # whether to draft and send only guesses that pay
-    plain_seconds: float = 0.0  # per token of plain decoding, to which a single request falls back; 0: never
+    costs: RoundCosts = RoundCosts()  # by which requests fall back to plain decoding
     priority: float = 1.0  # the weight of its guesses compared with other requests'
     logprobs: LogprobRequest | None = None
 

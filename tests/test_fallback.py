@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from config.profiles import PROFILES
+from config.trees import RoundCosts
 from eval import bench
 from launch.ask import table
 from launch.pipeline import Pipeline
@@ -21,8 +22,8 @@ PROMPT = [3, 1, 4, 1, 5]
 
 def opened(plain=1.0):
     fallback = Fallback()
-    fallback.begin(plain)
-    fallback.add_settled(1, 0.0)
+    fallback.begin(RoundCosts(((1, plain),)) if plain else RoundCosts(), 1)
+    fallback.add_settled(1, 1, 0.0)
     return fallback
 
 
@@ -32,7 +33,7 @@ def settle(fallback, count, guessing, plain=1.0, start=0.0):
     for _ in range(count):
         ways.append(fallback.guesses)
         now += guessing if fallback.guesses else plain
-        fallback.add_settled(1, now)
+        fallback.add_settled(1, 1, now)
     return ways, now
 
 
@@ -49,7 +50,7 @@ def test_guessing_that_is_quicker_goes_on_through_some_misses():
     for _ in range(100):
         for tokens in (1, 1, 1, 1, 4, 6):
             now += 1.2
-            fallback.add_settled(tokens, now)
+            fallback.add_settled(tokens, 1, now)
             assert fallback.guesses
 
 
@@ -99,8 +100,8 @@ def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_reques
     assert all(ways)
     fallback = opened()
     for request in range(10):
-        fallback.begin(1.0)
-        fallback.add_settled(1, 1000.0 * request)
+        fallback.begin(RoundCosts(((1, 1.0),)), 1)
+        fallback.add_settled(1, 1, 1000.0 * request)
     assert fallback.guesses
 
 
@@ -110,7 +111,7 @@ def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypat
     monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # so that what this machine measures does not end the rest
     text = TINY.text(PROMPT, 60, Sampler())
     with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]),
-                  replace(TREE, plain_seconds=plain)) as decoder:
+                  replace(TREE, costs=RoundCosts(((1, plain),)))) as decoder:
         assert write(decoder, PROMPT, 60) == text
         assert decoder.ring.pacing.fallback.guesses == (plain > 1)
 
@@ -122,7 +123,7 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
     network, asked = TINY.twin(), []
     expand = network.expand
     draft = Mixture([network], Suffix([PROMPT + text], keep=list))
-    with pipeline(TINY, 3, strategy, draft, replace(TREE, plain_seconds=1e-12)) as decoder:
+    with pipeline(TINY, 3, strategy, draft, replace(TREE, costs=RoundCosts(((1, 1e-12),)))) as decoder:
         fallback = decoder.ring.pacing.fallback
         monkeypatch.setattr(network, "expand", lambda *of: asked.append(fallback.guesses) or expand(*of))
         answer = decoder.complete(Request(PROMPT, Sampler(), 60))

@@ -137,7 +137,7 @@ def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
 def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(names, monkeypatch):
     monkeypatch.setattr(gates, "MIN_RATE_TOKENS", 1000)  # it rests for as long as the answers last
     text = TEXT
-    with pipeline(TINY, 3, "streaming", TINY.mixture(names), replace(TREE, plain_seconds=1e-12)) as decoder:
+    with pipeline(TINY, 3, "streaming", TINY.mixture(names), replace(TREE, costs=RoundCosts(((1, 1e-12),)))) as decoder:
         decoder.reuses_texts = True
         for turn in range(3):
             answer = decoder.complete(Request(text, Sampler(), 40))

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from config.profiles import PROFILES
-from launch.probe import SIZES, segment_rows
+from launch.probe import SIZES, segment_rows, segment_seconds
 from model.sample import Sampler
 from pipeline.stage import Stage
 from sim.clock import Pace, VirtualClock
@@ -24,10 +24,10 @@ def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
             assert isinstance(stage, Stage)
             stage.part = SlowSlice(stage.part, pace, 0.5)
         decoder.ring.clock = clock
-        assert segment_rows(decoder.ring, 200) == rows
+        assert segment_rows(segment_seconds(decoder.ring, 200)) == rows
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 
 
 def test_a_context_that_is_shorter_than_a_segment_bounds_it():
     with pipeline(TINY, 1, "continuous") as decoder:
-        assert segment_rows(decoder.ring, SIZES[0] - 3) == SIZES[0] - 3
+        assert segment_rows(segment_seconds(decoder.ring, SIZES[0] - 3)) == SIZES[0] - 3

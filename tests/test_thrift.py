@@ -13,6 +13,7 @@ from torch import Tensor
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
+from config.trees import RoundCosts
 from launch.probe import round_trip, sized
 from model.cache import TreeCache
 from model.drafts.draft import NoDraft
@@ -224,7 +225,7 @@ def speed(site: Profile, right: float, method: str, ablate: str) -> float:
     ring = VirtualRing(cluster.links[0], SlowHead(written.lm_head, pace), 5, clock=clock)
 
     run = RunConfig(pipeline_type=method, subseq_token=16, ablate=ablate)
-    tree = sized(run, partial(round_trip, ring), lambda: 16)
+    tree = sized(run, lambda: RoundCosts(((1, round_trip(ring)),)), lambda: 16)
     draft = NoDraft() if method == "ar" else Mixture([Guessing(text, right)], None)
     decoder = Decoder(ring, draft, STRATEGIES[METHODS[method].strategy], tree, PipelineLimits(512),
                       SlowPasses(read_all, pace))
