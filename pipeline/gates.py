@@ -39,7 +39,11 @@ MAX_REST_TOKENS = 4096
 DRAIN_TOKENS = 2  # autoregressive tokens after which no guess is in flight
 MIN_RATE_TOKENS = 8  # autoregressive tokens before their rate may end a rest; by trial
 MAX_RUN = 16  # the longest run of right guesses that is counted, and the most levels of a trial that is considered
-SURE_RUNS = 2.0  # runs in which every guess is right, added to those so far: a good draft may miss at first; by trial
+ADDED_RUNS = 2.0  # expected runs, added to those so far, since a good draft may miss at first; by trial
+
+# The acceptance of a draft that was not tried yet, about that of SmolLM2's head (0.59). What does not pay with it is
+# first tried after a rest, of which a trial is a small part.
+FIRST_ACCEPTANCE = 0.6
 
 
 class TokenRate:
@@ -117,7 +121,7 @@ class Fallback:
     """The decision whether the running requests guess, or rest while plain decoding is faster.
 
     It is one for all of them, and counts the tokens of each. They rest once they are `MAX_TOKENS_BEHIND` tokens behind
-    plain decoding and have recently been slower, or if not even the most that can be accepted is worth its levels and
+    plain decoding and have recently been slower, or if what was accepted so far, at most, is not worth its levels and
     rows. A rest that begins soon after another one is longer, up to `MAX_REST_TOKENS`, so little is lost. Plain
     decoding is measured at the start, for as many rows as there are requests, and in every rest.
     """
@@ -138,13 +142,17 @@ class Fallback:
         self._period_tokens = REST_TOKENS // 2  # the first rest doubles it
         self._rest_tokens = 0.0  # length of the present rest
         self._num_tokens = 0.0  # settled since guessing, or the rest, began
-        self._last_settled_at: float | None = None
+
+        # the present round, in which each request settles tokens once
+        self._last_round_at: float | None = None
+        self._num_settlements = 0
+        self._round_tokens = 0.0
 
     def begin(self, costs: RoundCosts, num_running: int) -> None:
         """Begin a request, one of `num_running`, or a time that follows the reading of a prompt."""
-        self._last_settled_at = None
+        self._last_round_at = None
         self._costs, self._num_running = costs, num_running
-        if self.guesses and costs.seconds_by_rows and not self._can_pay():
+        if self.guesses and costs.seconds_by_rows and not self._can_pay(FIRST_ACCEPTANCE):
             self._rest(REST_TOKENS)
 
     @property
@@ -159,9 +167,9 @@ class Fallback:
 
     def is_late(self, now: float) -> bool:
         """Return whether another level would bring a request further behind plain decoding than a trial may."""
-        if not self._costs.level_seconds or self._last_settled_at is None:
+        if not self._costs.level_seconds or self._last_round_at is None:
             return False
-        seconds = now + self._costs.level_seconds - self._last_settled_at
+        seconds = now + self._costs.level_seconds - self._last_round_at
         return self._lag + seconds * self._plain_rate - 1 > MAX_TOKENS_BEHIND
 
     def add_run(self, length: int) -> None:
@@ -173,12 +181,18 @@ class Fallback:
     def add_settled(self, num_tokens: int, num_running: int, now: float) -> float:
         """Add settled tokens of one of the running requests; return the tokens that a trial cost each, if it ended."""
         self._num_running = num_running
-        last_settled_at, self._last_settled_at = self._last_settled_at, now
-        if last_settled_at is None or not self._costs.seconds_by_rows:
+        self._num_settlements += 1
+        self._round_tokens += num_tokens / num_running
+        if self._last_round_at is not None and self._num_settlements < num_running:
             return 0.0
 
-        seconds = now - last_settled_at
-        tokens_of_each = num_tokens / num_running
+        # a round has ended
+        last_round_at, self._last_round_at = self._last_round_at, now
+        tokens_of_each, self._round_tokens, self._num_settlements = self._round_tokens, 0.0, 0
+        if last_round_at is None or not self._costs.seconds_by_rows:
+            return 0.0
+
+        seconds = now - last_round_at
         self._num_tokens += tokens_of_each
         if self.guesses:
             return self._weigh(tokens_of_each, seconds)
@@ -204,14 +218,15 @@ class Fallback:
         self._rest(self._period_tokens - self._tokens_behind)
         return lost_tokens
 
-    def _can_pay(self) -> bool:
-        """Return whether some number of levels brings more than plain decoding if the most is accepted.
+    def _can_pay(self, acceptance: float = 1.0) -> bool:
+        """Return whether some number of levels brings more than plain decoding by what was accepted so far.
 
-        That is what was accepted so far at each depth, and everything in `SURE_RUNS` more runs.
+        To the runs of right guesses so far `ADDED_RUNS` are added in which each guess has this probability.
         """
         costs, num_tokens = self._costs, 1.0
         for depth in range(1, MAX_RUN + 1):
-            num_tokens += (self._runs[depth] + SURE_RUNS) / (self._runs[0] + SURE_RUNS)
+            num_added = ADDED_RUNS * acceptance ** depth
+            num_tokens += (self._runs[depth] + num_added) / (self._runs[0] + ADDED_RUNS)
             seconds = depth * costs.level_seconds + costs.round_seconds(self._num_running * (depth + 1))
             if not costs.level_seconds or num_tokens > seconds * self._plain_rate:
                 return True

@@ -88,6 +88,75 @@ def test_a_machine_on_which_everything_gets_slower_guesses_again_at_once():
     assert fallback.guesses
 
 
+def rounds_of(costs, num_running, seconds_of_rounds, count):
+    """Settle tokens in rounds, as many tokens of each request as the first of a pair, or one plain round's.
+
+    Whether each round was guessed, and the tokens that trials have cost each request.
+    """
+    fallback = Fallback()
+    fallback.begin(costs, num_running)
+    for _ in range(num_running):
+        fallback.add_settled(1, num_running, 0.0)
+    ways, now, cost = [], 0.0, 0.0
+    for _ in range(count):
+        ways.append(fallback.guesses)
+        tokens, seconds = seconds_of_rounds if fallback.guesses else (1, costs.round_seconds(num_running))
+        now += seconds
+        cost += sum(fallback.add_settled(tokens, num_running, now) for _ in range(num_running))
+    return ways, cost
+
+
+@pytest.mark.parametrize("row, paying", [(0.125, {1, 2, 4, 8}), (0.25, {1, 2}), (0.5, {1, 2})])
+@pytest.mark.parametrize("num_running", [1, 2, 4, 8])
+def test_requests_at_once_guess_exactly_where_their_rows_leave_time_for_it(num_running, row, paying):
+    """Four rows are free. Two tokens of each take a level, and twice the rows of a plain round.
+
+    With rows of 0.125 s, two tokens of each of four requests take 0.4 + 1 + 4 * 0.125 = 1.9 s instead of 2.
+    """
+    costs = RoundCosts(tuple((rows, 1 + row * max(0, rows - 4)) for rows in (1, 2, 4, 8, 16, 32, 64)), 0.4)
+    guessing = 2, 0.4 + costs.round_seconds(2 * num_running)
+    assert (guessing[1] < 2 * costs.round_seconds(num_running)) == (num_running in paying)
+
+    ways, cost = rounds_of(costs, num_running, guessing, 400)
+    assert cost == 0
+    assert all(ways[-200:]) if num_running in paying else not any(ways)
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 4, 8])
+def test_what_a_trial_costs_each_request_does_not_depend_on_their_number(num_running):
+    """A round of guesses takes two plain rounds: the third one is too much, and three tokens of each are lost."""
+    costs = RoundCosts(((1, 1.0),))
+    ways, cost = rounds_of(costs, num_running, (1, 2.0 * num_running), REST_TOKENS)
+    assert ways.count(True) == 3 and cost == pytest.approx(3.0)
+
+
+def test_seconds_of_rows_are_linear_between_measured_numbers_and_proportional_beyond():
+    costs = RoundCosts(((1, 1.0), (4, 2.5), (16, 8.5)))
+    assert [costs.round_seconds(rows) for rows in (1, 2, 4, 10, 16, 32)] == [1.0, 1.5, 2.5, 5.5, 8.5, 17.0]
+
+
+def test_a_level_waits_if_it_would_bring_a_trial_further_behind_than_it_may():
+    """After 12.5 seconds a level ends three seconds after the last token, of which plain decoding takes one."""
+    fallback = Fallback()
+    fallback.begin(RoundCosts(((1, 1.0), (64, 1.0)), 0.5), 1)
+    assert not fallback.is_late(100.0)
+    fallback.add_settled(1, 1, 10.0)
+    assert [fallback.is_late(now) for now in (12.25, 12.5, 12.75)] == [False, False, True]
+
+
+def test_a_trial_ends_once_what_was_accepted_cannot_pay():
+    """A level takes 0.3 of a plain round; after four misses it brings at most 2 / (4 + 2) tokens, after five 2 / 7."""
+    fallback = Fallback()
+    fallback.begin(RoundCosts(((1, 1.0), (64, 1.0)), 0.3), 1)
+    fallback.add_settled(1, 1, 0.0)
+    ways = []
+    for misses in range(1, 6):
+        fallback.add_run(0)
+        fallback.add_settled(1, 1, 1.2 * misses)
+        ways.append(fallback.guesses)
+    assert ways == [True, True, True, True, False]
+
+
 def test_the_rate_of_plain_decoding_is_measured_by_plain_rounds_once_there_are_any():
     fallback = opened()
     assert fallback.measured_plain_rate == 0
@@ -131,6 +200,21 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
     assert answer.token_ids == text
     assert asked and all(asked)
     assert answer.sources["suffix"] > 30
+
+
+@pytest.mark.parametrize("row", [25.0, 50.0, 100.0])
+def test_where_rows_cost_much_four_requests_are_about_as_fast_as_by_plain_decoding(row, tmp_path):
+    save_json(tmp_path / "site.json", asdict(replace(PROFILES["lan-1g"], row=row, free=0)))
+    seconds, questions = {}, ["What does a baker do?", "Name a bird.", "Why is the sea salty?", "Count to ten."]
+    with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", stages=1,
+                       max_new_tokens=100, ignore_eos=True, temperature=1.0, max_requests=4) as pipeline:
+        for name, decoder in bench.decoders_of(pipeline, ("ar", "streaming")).items():
+            begun_at = pipeline.ring.clock.now()
+            for answer, _ in [decoder.submit(bench.request_for(pipeline, question)) for question in questions]:
+                while not answer.finish_reason:
+                    decoder.turn()
+            seconds[name] = pipeline.ring.clock.now() - begun_at
+    assert seconds["streaming"] <= 1.04 * seconds["ar"]
 
 
 def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):
