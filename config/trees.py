@@ -102,7 +102,7 @@ def wrong_widths(expansion: str) -> str:
 class RoundCosts(NamedTuple):
     """Seconds that are measured at the start: of rows once round the ring, and of a level of the draft's networks."""
 
-    seconds_by_rows: Tuple[Tuple[int, float], ...] = ()  # the fewest rows first; empty: nothing falls back
+    seconds_by_rows: tuple[tuple[int, float], ...] = ()  # the fewest rows first; empty: nothing falls back
     level_seconds: float = 0.0  # on the cores of the stages; 0: a level takes no time from them
 
     def round_seconds(self, num_rows: int) -> float:

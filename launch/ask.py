@@ -27,13 +27,14 @@ from pipeline.concurrent import Coroutine, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "segments", "mean_accepted_length", "acceptance_by_position",
-           "misses", "tokens_per_miss", "plain_tokens", "divergence_per_token")  # of an answer, stored in `output`
+           "misses", "tokens_per_miss", "plain_tokens", "trial_tokens",
+           "divergence_per_token")  # of an answer, stored in `output`
 PLAIN = "ar"  # the method of plain decoding
 PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
 MIN_COMPARED_TOKENS = 8  # tokens of an answer that is compared
 MAX_POSITIONS = 8  # after the first token of a verification: those for which the acceptance rate is printed
 RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
-          "on {devices}. To see guesses at work: bash run_pipe.sh demo")
+          "on {devices}; its trials cost {trials:.1f} tokens. To see guesses at work: bash run_pipe.sh demo")
 AnswerKey = Tuple[int, int]  # the index of its question, and its turn
 FinishedAnswer = Tuple[AnswerKey, Answer, Dict[str, Any]]  # with its entry in `output`
 
@@ -96,7 +97,8 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
 
     rested_tokens = sum(answer.plain_tokens for answer in answers)
     if rested_tokens:
-        rested_line = RESTED.format(rested=rested_tokens, tokens=num_tokens, devices=devices_of(config))
+        rested_line = RESTED.format(rested=rested_tokens, tokens=num_tokens, devices=devices_of(config),
+                                    trials=sum(answer.trial_tokens for answer in answers))
         lines += ["", rested_line]
     return "\n".join(lines)
 

@@ -23,7 +23,15 @@ from launch.build import LMHead, build_decoder, build_lm_head, build_passes, bui
 from launch.drafts import build_draft
 from launch.prepare import check_ids, open_text
 from launch.probe import (
-    batch_seconds, latencies, level_seconds, level_share, round_trip, segment_rows, segment_seconds, sized)
+    batch_seconds,
+    latencies,
+    level_seconds,
+    level_share,
+    round_trip,
+    segment_rows,
+    segment_seconds,
+    sized,
+)
 from launch.progress import ProgressBar
 from launch.ranks import rank_0
 from launch.spec import RankSpec

@@ -52,7 +52,7 @@ class TokenRate:
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0  # sums with exponentially decaying weights
 
-    def add(self, num_tokens: int, seconds: float) -> None:
+    def add(self, num_tokens: float, seconds: float) -> None:
         """Add tokens that settled in these seconds."""
         decay = math.exp(-seconds / RATE_SECONDS)
         mean_weight = RATE_SECONDS * (1 - decay) / seconds if seconds else 1.0

@@ -11,8 +11,8 @@ Its inputs are the sent segments and settled tokens, the times of stages and lev
 4. Does nothing leave? `DraftGate.is_worth_drafting`: whether a level is drafted before the next answer.
 5. Is none worth it? It waits for an answer, or until the first stage is free.
 
-A draft that is to grow asks `Fallback` before 2 and 4. `continuous` asks `Fallback` only; segments of several requests
-wait for the first stage and the `Batcher` with every strategy round the ring.
+A draft that is to grow asks `Fallback`, which is one for all requests, before 2 and 4. `continuous` asks `Fallback`
+only; segments of several requests wait for the first stage and the `Batcher` with every strategy round the ring.
 """
 from __future__ import annotations
 

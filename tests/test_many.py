@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.trees import RoundCosts
 from model.sample import Sampler
 from pipeline import decode as prefixes
 from pipeline import gates
 from pipeline.answers import Request
 from tests.test_prunes import delaying, losing
-from config.trees import RoundCosts
 from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
 
 TEXT = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
