@@ -25,8 +25,8 @@ class Pacing:
     """The pacing of one ring, which is filled by `depth` segments."""
 
     def __init__(self, depth: int) -> None:
-        self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.times = StageTimes()
+        self.first_stage = FirstStage(self.times)
         self.rows = RowAllocator(depth - 1, self.times)
         self.batcher = Batcher()
         self.gate = DraftGate()

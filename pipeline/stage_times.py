@@ -1,7 +1,7 @@
 """When the first stage is free, and how long stages and wires take, by the rows of a segment.
 
-A segment spends about the same time in each stage, so the first one is busy for a fixed share of the round trip of a
-segment that did not wait. This needs no message.
+Segments leave as fast as the slowest stage takes them, by the visits of returned messages. Wires are not stages: on
+long ones as many segments are in flight as stages take during a round trip, however few stages there are.
 
 "By trial" is said of values that no recorded measurement supports: others near them may do as well.
 """
@@ -24,7 +24,7 @@ EARLY_SHARE = 0.1
 # trial.
 NEW_WEIGHT = 0.25
 
-# The factor of a shortest time (of a segment, level or wire) at each new measurement. A shortest time has no delays in
+# The factor of a shortest time (of a level or wire) at each new measurement. A shortest time has no delays in
 # it; growing by half a percent, it doubles in 140 measurements, and so follows a device that has become slower. With
 # 1.02 queues made wires look slow, and tips left with half of the rows that were free.
 SHORTEST_TIME_GROWTH = 1.005
@@ -50,11 +50,13 @@ class Occupancy:
 
 
 class FirstStage:
-    """The segments in flight; each spends a `share` of its round trip in the first stage."""
+    """The segments in flight; each is taken to spend in the first stage what the slowest one needs, by `times`.
 
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._shortest_seconds: dict[int, float] = {}  # rows -> the shortest measured time in the stage
+    If it left sooner, it would wait before the slowest stage, and its rows could no longer change.
+    """
+
+    def __init__(self, times: StageTimes) -> None:
+        self._times = times
         self._in_flight: deque[Occupancy] = deque()  # the oldest first
         self._last_left_at = 0.0  # time at which the newest returned segment left the stage
         self._mean_round_trip: float | None = None  # seconds, of recent segments
@@ -62,7 +64,7 @@ class FirstStage:
     def send(self, nodes: list[int], now: float) -> None:
         """Record a segment that was sent."""
         begins_at = max(now, self.free_at)
-        ends_at = begins_at + self._estimated_seconds(len(nodes))
+        ends_at = begins_at + self._times.slowest(len(nodes))
         self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, ends_at))
 
     def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
@@ -82,11 +84,6 @@ class FirstStage:
         if num_rows:
             mean = round_trip if self._mean_round_trip is None else self._mean_round_trip
             self._mean_round_trip = mean + NEW_WEIGHT * (round_trip - mean)
-
-        if num_rows == len(segment.nodes):  # nothing was pruned in flight
-            stage_seconds = round_trip * self._share
-            shortest = self._shortest_seconds.get(num_rows, stage_seconds)
-            self._shortest_seconds[num_rows] = min(stage_seconds, SHORTEST_TIME_GROWTH * shortest)
         return round_trip
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:
@@ -105,8 +102,7 @@ class FirstStage:
         """Return each segment in flight, the oldest first, with the share of its way that it has probably gone."""
         shares = []
         for segment in self._in_flight:
-            stage_seconds = segment.ends_at - segment.begins_at
-            round_trip = self._mean_round_trip or stage_seconds / self._share or math.inf
+            round_trip = self._mean_round_trip or math.inf
             passed = (now - segment.begins_at) / round_trip
             shares.append((segment.nodes, min(max(passed, 0.0), 1.0)))
         return shares
@@ -130,11 +126,6 @@ class FirstStage:
             return 0.0
         newest = self._in_flight[-1]
         return newest.ends_at - EARLY_SHARE * (newest.ends_at - newest.begins_at)
-
-    def _estimated_seconds(self, num_rows: int) -> float:
-        """Return the seconds of a segment: the shortest ones known for as many rows or more, else the longest."""
-        of_larger = [seconds for rows, seconds in self._shortest_seconds.items() if rows >= num_rows]
-        return min(of_larger) if of_larger else max(self._shortest_seconds.values(), default=0.0)
 
 
 class Curve:

@@ -13,7 +13,7 @@ from cluster.transport import Inbox
 from config.failure import PeerLost
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.messages import Prune, Reset, Segment
+from pipeline.messages import Prune, Reset, Segment, Visit
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import WAIT
@@ -72,7 +72,7 @@ def ring(link):
     """Two stages, in each of which a segment of one row takes a second."""
     ring = Ring(link, lambda x: x, depth=3, clock=link.clock)
     ring.pacing.first_stage.send([-1], 0.0)
-    ring.pacing.first_stage.back(1, 2.0)
+    ring.pacing.times.learn([Visit(1, 1.0)] * 2, ring.pacing.first_stage.back(1, 2.0))
     link.clock.sleep_until(10.0)
     return ring
 

@@ -136,7 +136,7 @@ def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
 
 
 def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_their_way():
-    stage = FirstStage(0.5)
+    stage = FirstStage(StageTimes())
     assert stage.due_at == math.inf
     stage.send([1], 0.0)
     assert stage.due_at == math.inf

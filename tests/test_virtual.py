@@ -255,7 +255,7 @@ def test_a_question_takes_the_same_time_after_a_long_series_of_others():
         for node in range(1000):
             note_single_row(ring, node, estimate_is_late=True)
     assert seconds[1] == seconds[0]
-    assert ring.pacing.first_stage._shortest_seconds == {1: pytest.approx(STAGE_SECONDS)}
+    assert ring.pacing.times.slowest(1) == pytest.approx(STAGE_SECONDS)
     assert ring.pacing.times.seconds_per_row(1) == 0.0
 
 
