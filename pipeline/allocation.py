@@ -94,9 +94,10 @@ class RowAllocator:
     def _num_paying(self, best_worths: Sequence[float], num_text_rows: int, num_tips: int) -> int:
         """Return how many of the best guesses pay in addition to rows of text, with `num_tips` tips among them.
 
-        A guess in this segment is answered earlier by a segment's time in the slowest stage, and delays each other row
-        by the time of one more row in all stages. Both are weighted with the probability that a row becomes text.
-        Without a tip in the segment a wrong guess dies half-way on average.
+        A guess in this segment is answered earlier than in the next one by a segment's time in the slowest stage. But
+        better guesses may fill that, until the guess leaves as text, a round trip later: half of it is the mean. The
+        guess delays each other row by the time of one more row in all stages. Both are weighted with the probability
+        that a row becomes text. Without a tip in the segment a wrong guess dies half-way on average.
         """
         expected_tokens = float(num_tips)
         share_of_stages = 1.0 if num_tips else WRONG_SHARE
@@ -104,7 +105,8 @@ class RowAllocator:
         for index, worth in enumerate(best_worths):
             probability = math.exp(min(worth, 0.0))
             num_rows = num_text_rows + index
-            gain = probability * self._times.slowest(num_rows)
+            seconds_earlier = max(self._times.slowest(num_rows), self._times.round_trip(num_rows) / 2)
+            gain = probability * seconds_earlier
             cost = share_of_stages * expected_tokens * self._times.seconds_per_row(num_rows)
             if expected_tokens and gain < cost:
                 return index

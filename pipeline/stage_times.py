@@ -193,6 +193,11 @@ class StageTimes:
         self._update()
         return _interpolated(self._slowest_stage, num_rows)
 
+    def round_trip(self, num_rows: int) -> float:
+        """Return the seconds of all stages and wires together for `num_rows` rows; 0 before any measurement."""
+        self._update()
+        return _interpolated(self._whole_way, num_rows)
+
     def seconds_per_row(self, num_rows: int) -> float:
         """Return the seconds of one more row, beyond `num_rows` rows, in all stages and on all wires together."""
         self._update()

@@ -100,7 +100,7 @@ def test_a_stage_that_has_become_slower_is_believed_visit_by_visit():
 
 
 def test_a_segment_that_had_begun_before_its_estimated_time_took_no_less_than_its_stages():
-    """Two rows take 1 s in each of four stages. Eight rows before them were estimated at 3 s, and given up after 1 s, so
+    """Two rows take 1 s in each of four stages. Eight rows before them were estimated at 3 s and given up after 1 s, so
     the two rows come back at 5 s, 2 s after the time at which they were estimated to begin."""
     stage = taught({2: 1.0, 8: 3.0})
     stage.send(list(range(8)), 5000.0)

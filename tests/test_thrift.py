@@ -104,8 +104,20 @@ def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
     wired = StageTimes()
     for rows in (1, 2, 4, 16):
         wired.learn([Visit(rows, 1.0)] * 4, 4.0 + rows)
-    assert rows_of(wired, .4, .3, .1) == 1
-    assert rows_of(wired, .4, .3, .1, text=False) == 2
+    assert rows_of(wired, .3, .3, .1) == 1, "0.3 of half a round trip of 5 s is less than a row's second"
+    assert rows_of(wired, .3, .1, .01, text=False) == 2
+
+
+def test_a_guess_gains_half_a_round_trip_where_wires_are_long_and_a_stages_time_where_they_are_short():
+    """One row takes 1 s, a second one 1 s more; with 3 s of wires half a round trip of one row is 2 s."""
+    times = times_of((1, 1.0), (2, 2.0))
+    assert rows_of(times, .9, .9, text=True) == 1
+    long_wires = StageTimes()
+    for rows, seconds in ((1, 1.0), (2, 2.0)):
+        long_wires.learn([Visit(rows, seconds)], seconds + 3.0)
+    assert long_wires.round_trip(1) == 4.0 and long_wires.round_trip(2) == 5.0
+    assert rows_of(long_wires, .6) == 2
+    assert rows_of(long_wires, .4) == 1
 
 
 def test_before_anything_is_known_every_guess_pays():
