@@ -38,10 +38,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import pytest
-from tqdm import tqdm
 
 from config.console import command
 from config.presets import ROOT
+from launch.progress import ProgressBar
 
 RESULTS = ROOT / "out" / "mutants"
 NATIVE = "model.native"  # what a test imports that runs the files in C
@@ -419,7 +419,7 @@ def run_trials(trials: Trials, mutant_numbers: Sequence[int], num_jobs: int) -> 
             free_workplaces.put(workplace)
         with ProcessPoolExecutor(num_jobs, get_context("fork"), _start_job, (trials, free_workplaces)) as jobs:
             attempts = [jobs.submit(_attempt, mutant_number) for mutant_number in mutant_numbers]
-            for attempt in tqdm(as_completed(attempts), total=len(mutant_numbers), unit="mutant", disable=None):
+            for attempt in ProgressBar(as_completed(attempts), total=len(mutant_numbers), unit="mutant"):
                 trials.record(*attempt.result())
 
 

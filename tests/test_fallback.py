@@ -214,7 +214,7 @@ def test_where_rows_cost_much_four_requests_are_about_as_fast_as_by_plain_decodi
                 while not answer.finish_reason:
                     decoder.turn()
             seconds[name] = pipeline.ring.clock.now() - begun_at
-    assert seconds["continuous"] <= 1.1 * seconds["ar"]  # 1.8 if only single requests rest
+    assert seconds["continuous"] <= 1.2 * seconds["ar"]  # 1.8 if only single requests rest
 
 
 def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):
