@@ -285,4 +285,5 @@ class Follower:
             elif state:
                 state = state.after(tree.nodes[node].token)
             self._node_states[node] = state
+
         return state

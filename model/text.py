@@ -465,6 +465,7 @@ class Text:
         """Yield the token ids of texts in a template, and if `has_ends` the end of each in characters, where known."""
         has_own_template = chosen(template, self.folder) == OWN
         has_ends = has_ends and self.tokenizer.is_fast
+
         try:
             first_ids = self._first_ids
             encoding = call_tokenizer(self.tokenizer, texts, add_special_tokens=False, verbose=False,
@@ -477,6 +478,7 @@ class Text:
             if not ids:
                 raise ValueError(f"the tokenizer in {self.folder} gives no tokens for this prompt and template; use "
                                  "another template=, or copy the tokenizer again from the model")
+
             # The tokenizer's own template already contains the first token, if there is one.
             has_first = has_own_template or ids[:1] == first_ids
             added_ids = [] if has_first else first_ids

@@ -193,6 +193,7 @@ class TokenStream:
                 if not self._waits:
                     return []
                 self._decoder.turn()
+
         except BaseException:
             self.close()
             raise

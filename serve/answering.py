@@ -109,12 +109,12 @@ class ChoiceAnswer:
             return self._reader.read(event.text) if isinstance(event, Piece) else self._reader.finish()
         return [event.text] if isinstance(event, Piece) else []
 
-    def piece_of(self, part: AnswerPart) -> Piece:
+    def piece_of(self, answer_part: AnswerPart) -> Piece:
         """Return a part of the answer as text, with the tokens up to it."""
-        if isinstance(part, CallPart):
-            return Piece(part.arguments)
+        if isinstance(answer_part, CallPart):
+            return Piece(answer_part.arguments)
         tokens, self._unsent_tokens = self._unsent_tokens, []
-        return Piece(part.text if isinstance(part, Thought) else part, tokens)
+        return Piece(answer_part.text if isinstance(answer_part, Thought) else answer_part, tokens)
 
 
 class AnswerForm(Reports):

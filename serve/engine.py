@@ -137,6 +137,7 @@ class Engine(RequestLoop):
         ring, silent_seconds = self._ring, time.monotonic() - self._answered_at
         if self.state.status != "ready":
             return self.state
+
         if ring is not None and ring.loss:
             return Health("recovering", f"{ring.loss}: answers wait until it is back, up to recover="
                                         f"{self._recover_seconds:g} seconds")
@@ -331,6 +332,7 @@ class Engine(RequestLoop):
     def _report_end(self, job: AnswerJob, end: Any) -> None:
         """Count the end of a job, and report it as Ended or Refused; None is a cancelled job."""
         outcome = "cancelled"
+
         if isinstance(end, Generation):
             request_seconds = time.monotonic() - job.arrived_at
             end, outcome = self._count_answer(end, request_seconds), "answered"

@@ -107,6 +107,7 @@ def parse_json(text: str, source_name: object, remedy: str) -> Any:
     try:
         content = json.loads(text, object_pairs_hook=_unique_keys)
         is_deep = _is_deep(content)
+
     except RecursionError:
         is_deep = True
     except json.JSONDecodeError as error:
