@@ -68,12 +68,10 @@ OTHER_ROOMS = {
     "C": Room(13_364, [
         (602, "threads, locks and memory of the kernels are counted, so that none is lost")]),
     "shell": Room(6_735),
-    "page": Room(24_957, [
-        (52, "the page shows the thoughts of a model apart from its answer")]),  # of the server's chat and of "
-             "the timeline, without the libraries in serve/vendor
-    "docs": Room(40_350, [
-        (1_480, "a reader finds the fields, call formats and limits of each family and of the server")]),  # "
-                "words, not tokens
+    "page": Room(24_957, [  # of the server's chat and of the timeline, without the libraries in serve/vendor
+        (52, "the page shows the thoughts of a model apart from its answer")]),
+    "docs": Room(40_350, [  # words, not tokens
+        (1_480, "a reader finds the fields, call formats and limits of each family and of the server")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
