@@ -23,6 +23,7 @@ from launch.build import LMHead, build_decoder, build_lm_head, build_passes, bui
 from launch.drafts import build_draft
 from launch.prepare import check_ids, open_text
 from launch.probe import (
+    TIMED_CONTEXT,
     batch_seconds,
     latencies,
     level_seconds,
@@ -454,7 +455,8 @@ class Pipeline:
     def _costs(self, config: RunConfig, draft: Draft) -> RoundCosts:
         """Return the costs of rounds; those of levels and of larger segments only if all ranks share one machine."""
         seconds_by_rows = {1: self.round_trip, **self.batch_seconds}
-        if config.kind != "real" or config.hosts or config.master:
+        is_one_machine = config.kind == "real" and not (config.hosts or config.master)
+        if not is_one_machine or self.spec.context < TIMED_CONTEXT:
             return RoundCosts(tuple(sorted(seconds_by_rows.items())))
 
         seconds_by_rows = {**self.segment_seconds, **seconds_by_rows}

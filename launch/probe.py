@@ -23,6 +23,7 @@ from pipeline.target_options import TargetOptions
 SIZES = (16, 32, 64)  # rows
 FLAT_RATIO = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long
 TIMED_GUESSES = 8  # guesses that are timed, and tokens of the text before them
+TIMED_CONTEXT = 2 * TIMED_GUESSES + 2  # tokens of a context in which levels can be timed
 ROUND_TRIPS = 3  # of which the fastest counts
 SEARCH_ROUNDS = 3  # rounds in which the rows of a verification are searched
 ROUNDING_ERROR = 1e-9  # relative; up to it a quotient counts as an integer
@@ -143,7 +144,7 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
 def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> list[float]:
     """Return the seconds of each level of a tree, or guess of a chain; empty if the network guesses nothing."""
     # a text with the target's features
-    tree = TokenTree([0] * TIMED_GUESSES, 2 * TIMED_GUESSES + 2, ring.ids)
+    tree = TokenTree([0] * TIMED_GUESSES, TIMED_CONTEXT, ring.ids)
     target = ring.open(tree, Sampler(), TargetOptions(network.inner))
     network.begin(Sampler())
     _send_round(ring, tree, target)

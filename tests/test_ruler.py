@@ -45,7 +45,7 @@ SOURCE_ROOMS = {
     "tp": Room(5_856),
     "sim": Room(7_517),
     "launch": Room(40_277, [
-        (403, "a start measures the rows of a full batch, and a line says what trials of guessing cost")]),
+        (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost")]),
     "eval": Room(37_625),
     "serve": Room(20_464, [
         (596, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
@@ -61,7 +61,7 @@ SOURCE_ROOMS = {
 }
 OTHER_ROOMS = {
     "tests": Room(274_317, [
-        (40_500, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
+        (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges")]),
     "toy": Room(3_451),
     "toy/corpus": Room(11_467),

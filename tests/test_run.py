@@ -23,7 +23,7 @@ def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_pa
 def typed(saved, folder, stages, method, temperature):
     """The words of a command over these stages, which leaves an output and a trace in the folder."""
     return [f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
-            f"output={folder / 'out.json'}", f"trace={folder / 'trace'}", "dtype=float64", *ASK, *FAST]
+            f"output={folder / 'out.json'}", f"trace={folder / 'trace'}", "dtype=float64", "ablate=thrift", *ASK, *FAST]
 
 
 def test_the_processes_that_a_person_starts_write_what_threads_write(saved, tmp_path):
