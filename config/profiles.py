@@ -151,7 +151,11 @@ PROFILES = {
     # tokens/s. The wires of the ring differ; a prune takes 29 ms.
     "wan": Profile("six machines with GPUs in six cities, a 7B model in fp16", layers=32, row_bytes=8192, model=58,
                    row=0.3, free=16, token=0, level=1.5, verdict=1, latency=29, mbps=200, step=29, weights=12.9,
-                   links=((0, 1, 12, 200), (1, 2, 35, 200), (2, 3, 75, 200), (3, 4, 20, 200), (4, 5, 29, 200),
+                   links=((0, 1, 12, 200),
+                          (1, 2, 35, 200),
+                          (2, 3, 75, 200),
+                          (3, 4, 20, 200),
+                          (4, 5, 29, 200),
                           (5, 0, 40, 200))),
 }
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Tuple
+
+from config.curves import interpolated
 
 NO_BOUND = 1 << 30  # no bound: more guesses or levels than any context holds
 MAX_GUESSES = 65536  # guesses in a tree
@@ -110,17 +111,8 @@ class RoundCosts(NamedTuple):
 
         Beyond the last one each row takes as long as there.
         """
-        index = bisect_left(self.seconds_by_rows, (num_rows, 0.0))
-        if index == len(self.seconds_by_rows):
-            most_rows, most_seconds = self.seconds_by_rows[-1]
-            return most_seconds * num_rows / most_rows
-
-        more_rows, more_seconds = self.seconds_by_rows[index]
-        if index == 0:
-            return more_seconds
-        fewer_rows, fewer_seconds = self.seconds_by_rows[index - 1]
-        share = (num_rows - fewer_rows) / (more_rows - fewer_rows)
-        return fewer_seconds + share * (more_seconds - fewer_seconds)
+        most_rows, _ = self.seconds_by_rows[-1]
+        return interpolated(self.seconds_by_rows, num_rows) * max(1.0, num_rows / most_rows)
 
 
 @dataclass(frozen=True)

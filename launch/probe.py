@@ -69,8 +69,7 @@ def batch_seconds(ring: Ring, max_running: int, context: int) -> dict[int, float
 
 def level_seconds(ring: Ring, networks: Sequence[Network], passes: Passes, growth: Growth) -> float:
     """Return the seconds of a level by all networks of a draft, the fastest of as many as of a round trip."""
-    levels = (_guess_seconds(ring, network, passes, growth)[:ROUND_TRIPS] for network in networks)
-    return sum(min(seconds, default=0.0) for seconds in levels)
+    return sum(_guess_seconds(ring, network, passes, growth, ROUND_TRIPS) for network in networks)
 
 
 def _pass_seconds(ring: Ring, num_rows: int) -> float:
@@ -118,7 +117,7 @@ def latencies(ring: Ring, networks: Sequence[Network], passes: Passes, context: 
     While a replica verifies for T seconds, others receive the later guesses, of d seconds each. So its next one must
     catch up with about T / d of them. That lengthens T, which changes their number: a few rounds come close enough.
     """
-    guess_seconds = max(sum(min(_guess_seconds(ring, network, passes), default=0.0) for network in networks), 1e-6)
+    guess_seconds = max(sum(_guess_seconds(ring, network, passes) for network in networks), 1e-6)
     max_rows = min(MAX_ROWS, context)
     _pass_seconds(ring, 1)  # warms up
     latest = Latencies(_pass_seconds(ring, 1), guess_seconds)
@@ -137,12 +136,16 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
     """
     num_rows = min(growth.nodes + 1, context)
     _pass_seconds(ring, num_rows)  # warms up
-    level_seconds = min(_guess_seconds(ring, network, passes, replace(growth, gain=0.0)), default=0.0)
+    level_seconds = _guess_seconds(ring, network, passes, replace(growth, gain=0.0))
     return min(1.0, level_seconds / _pass_seconds(ring, num_rows))
 
 
-def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> list[float]:
-    """Return the seconds of each level of a tree, or guess of a chain; empty if the network guesses nothing."""
+def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain,
+                   num_compared: int | None = None) -> float:
+    """Return the seconds of the fastest level of a tree, or guess of a chain; 0 if the network guesses nothing.
+
+    Only the first `num_compared` count, by default all.
+    """
     # a text with the target's features
     tree = TokenTree([0] * TIMED_GUESSES, TIMED_CONTEXT, ring.ids)
     target = ring.open(tree, Sampler(), TargetOptions(network.inner))
@@ -158,4 +161,5 @@ def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth 
     target.close()
     network.reset()
 
-    return [after - before for before, after in zip(moments[1:], moments[2:])]
+    seconds_of_levels = [after - before for before, after in zip(moments[1:], moments[2:])]
+    return min(seconds_of_levels[:num_compared], default=0.0)

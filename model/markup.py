@@ -187,6 +187,16 @@ class CallReader:
         if self.unread:
             yield CallPart(arguments=self.take(object_end if object_end >= 0 else len(self.unread)))
 
+    def object_text(self, braces: Braces) -> Generator[None, None, str]:
+        """Take the text up to the brace with which all that `braces` has counted are closed, and return it."""
+        pieces = []
+        while (object_end := braces.end(self.unread)) < 0 and not self.is_complete:
+            pieces.append(self.take(len(self.unread)))
+            yield None
+
+        pieces.append(self.take(object_end if object_end >= 0 else len(self.unread)))
+        return "".join(pieces)
+
     def closing_parts(self) -> AnswerParts:
         """Skip what closes a call, and return whether there is such a text."""
         is_closed = False
@@ -277,23 +287,13 @@ def _skipped_object_end(reader: CallReader) -> AnswerParts:
     if not other_keys or other_keys[0].endswith("}"):
         return
 
-    braces = Braces(depth=1)
-    while (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
-        reader.take(len(reader.unread))
-        yield None
-    reader.take(object_end if object_end >= 0 else len(reader.unread))
+    yield from reader.object_text(Braces(depth=1))
 
 
 def _whole_object(reader: CallReader, before_object: str) -> AnswerParts:
     """Read an object with other keys, or in another order, and return whether it is a call; if not, yield its text."""
     begins_call = yield from reader.matched(CALL_KEYS)
-    braces, object_pieces, object_end = Braces(), [""], 0
-    while begins_call and (object_end := braces.end(reader.unread)) < 0 and not reader.is_complete:
-        object_pieces.append(reader.take(len(reader.unread)))
-        yield None
-
-    object_pieces.append(reader.take(object_end if object_end >= 0 else len(reader.unread)))
-    object_text = "".join(object_pieces)
+    object_text = (yield from reader.object_text(Braces())) if begins_call else ""
 
     name, arguments = _named_call(object_text, has_mark=bool(before_object.strip("\n ,;[")))
     is_offered = bool(name) and (reader.schemas is None or name in reader.schemas)
@@ -314,11 +314,14 @@ def _named_call(object_text: str, has_mark: bool) -> tuple[str, str]:
     try:
         call = json.loads(object_text)
         call = call.get("function", call) if isinstance(call.get("function", ""), dict) else call
+
         name, arguments = call["name"], call.get("arguments", call.get("parameters"))
         if arguments is None and (has_mark or {"arguments", "parameters"} & call.keys()):
             arguments = {}
+
         argument_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         is_call = isinstance(name, str) and isinstance(json.loads(argument_text), dict)
+
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return "", ""
     return (name, argument_text) if is_call else ("", "")

@@ -76,6 +76,7 @@ def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
     while proposals_left:
         equal_weights = np.ones(len(proposals_left), dtype=int)
         proposal = proposals_left.pop(chance.pick(equal_weights))
+
         if chance.happens(acceptance(law, proposal.law, proposal.token)):
             return proposal.token
         law = residual(law, proposal.law)

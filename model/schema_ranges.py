@@ -79,6 +79,7 @@ def _schemas_besides_values(document: Any) -> list[dict[str, Any]]:
     schemas, open_values = [], [document]
     while open_values:
         value = open_values.pop()
+
         if isinstance(value, list):
             open_values += value
         elif isinstance(value, dict):

@@ -403,7 +403,8 @@ class Text:
         A template that fails with all of them reports its own error when it is used.
         """
         working_forms = []
-        for call_form in (CallForm(*choices) for choices in product((False, True), (True, False), (False, True))):
+        for choices in product((False, True), (True, False), (False, True)):
+            call_form = CallForm(*choices)
             shows_call = self._shows_call(call_form)
             if shows_call:
                 return call_form
@@ -691,7 +692,8 @@ class AnswerReader:
         counts = [0]
         for stop_text in self._stop_texts:
             max_count = min(len(text), len(stop_text) - 1)
-            counts += [count for count in range(counts[-1] + 1, max_count + 1) if text.endswith(stop_text[:count])]
+            longer_counts = range(counts[-1] + 1, max_count + 1)
+            counts += [count for count in longer_counts if text.endswith(stop_text[:count])]
         return max(counts)
 
 

@@ -12,8 +12,9 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from operator import add
-from typing import AbstractSet, Sequence, Tuple
+from typing import AbstractSet, Sequence
 
+from config.curves import CurvePoint, interpolated
 from pipeline.messages import Visit
 
 # The next segment is sent this share of a segment's time in the stage before the stage is free: early enough that the
@@ -35,8 +36,6 @@ MAX_SCALE = 2.0
 
 # The rows at which the curves of all stages are summed: powers of two, as a curve has one point between two of them.
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-CurvePoint = Tuple[float, float]  # rows, seconds
 
 
 @dataclass
@@ -191,12 +190,12 @@ class StageTimes:
     def slowest(self, num_rows: int) -> float:
         """Return the seconds of the slowest stage for `num_rows` rows; 0 before any measurement."""
         self._update()
-        return _interpolated(self._slowest_stage, num_rows)
+        return interpolated(self._slowest_stage, num_rows)
 
     def round_trip(self, num_rows: int) -> float:
         """Return the seconds of all stages and wires together for `num_rows` rows; 0 before any measurement."""
         self._update()
-        return _interpolated(self._whole_way, num_rows)
+        return interpolated(self._whole_way, num_rows)
 
     def seconds_per_row(self, num_rows: int) -> float:
         """Return the seconds of one more row, beyond `num_rows` rows, in all stages and on all wires together."""
@@ -221,21 +220,11 @@ class StageTimes:
             least = min(seconds, least)  # fewer rows do not take longer
             wire_curve.insert(0, (rows, least))
         wire_curve = wire_curve or [(1, 0.0)]
-        wire_seconds = [_interpolated(wire_curve, num_rows) for num_rows in CURVE_ROWS]
+        wire_seconds = [interpolated(wire_curve, num_rows) for num_rows in CURVE_ROWS]
 
         # both
         whole_seconds = map(add, map(sum, seconds_by_stage), wire_seconds)
         self._whole_way = list(zip(CURVE_ROWS, whole_seconds))
-
-
-def _interpolated(points: Sequence[CurvePoint], at: float) -> float:
-    """Return the height of a curve by linear interpolation between its points."""
-    if at <= points[0][0]:
-        return points[0][1]
-    for (left, low), (right, high) in zip(points, points[1:]):
-        if at <= right:
-            return low + (high - low) * (at - left) / (right - left)
-    return points[-1][1]
 
 
 def _extrapolated(points: Sequence[CurvePoint], at: float) -> float:

@@ -39,7 +39,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import pytest
 
-from config.console import command
+from config.console import command, say
 from config.presets import ROOT
 from launch.progress import ProgressBar
 
@@ -251,9 +251,12 @@ class Workplace:
     def file(self) -> Path:
         return self._folder / "project" / self._path
 
-    def run(self, content: bytes, names: Sequence[str], planned_tests: Sequence[TimedTest] = (),
-            is_traced: bool = False) -> tuple[int, list[dict[str, Any]]]:
-        """Run tests of these names or files, and return pytest's exit code and what the `Observer` reported."""
+    def run(self, content: bytes, names: Sequence[str], planned_tests: Sequence[TimedTest] = ()
+            ) -> tuple[int, list[dict[str, Any]]]:
+        """Run the planned tests of these files up to the first that fails; without a plan run all, and trace them.
+
+        Return the status with which the process ended, and what the `Observer` reported.
+        """
         self.file.write_bytes(content)
         for compiled_file in self.file.parent.glob(f"__pycache__/{self.file.stem}.*"):
             compiled_file.unlink()  # it may be as old, in seconds, as what was written now
@@ -263,7 +266,7 @@ class Workplace:
 
         pid = os.fork()
         if not pid:
-            self._run_forked(names, planned_tests, is_traced, report_file)
+            self._run_forked(names, planned_tests, report_file)
 
         try:
             _, status = os.waitpid(pid, 0)
@@ -276,8 +279,7 @@ class Workplace:
         """Return the last line that pytest printed."""
         return (self._folder / "output").read_text(errors="replace").strip().rpartition("\n")[2]
 
-    def _run_forked(self, names: Sequence[str], planned_tests: Sequence[TimedTest], is_traced: bool,
-                    report_file: Path) -> None:
+    def _run_forked(self, names: Sequence[str], planned_tests: Sequence[TimedTest], report_file: Path) -> None:
         """Run tests in this forked process, and end it."""
         exit_code = 1
         try:
@@ -285,12 +287,15 @@ class Workplace:
             self._leave_project()
 
             with report_file.open("w", buffering=1) as reports:
-                traced_file = self.file if is_traced and self.file.suffix == ".py" else None
-                observer = Observer(lambda report: print(json.dumps(report), file=reports), planned_tests, traced_file)
+                def report(outcome: dict[str, Any]) -> None:
+                    print(json.dumps(outcome), file=reports)
 
-                exit_code = self._run_pytest(names, observer, bool(planned_tests))
-                if is_traced:
-                    print(json.dumps({"modules": _package_modules()}), file=reports)
+                is_traced = not planned_tests and self.file.suffix == ".py"
+                observer = Observer(report, planned_tests, self.file if is_traced else None)
+
+                exit_code = self._run_pytest(names, observer, ends_early=bool(planned_tests))
+                if not planned_tests:
+                    report({"modules": _package_modules()})
         finally:
             os._exit(exit_code)
 
@@ -359,16 +364,18 @@ class Trials:
         """Run the tests without a mutant, and keep those that succeed. Raises ValueError if there are none."""
         if not self.test_files:
             raise ValueError(f"no file of tests imports {self.path}: name some, as in --tests tests/test_tree.py")
-        _, reports = workplace.run(self.content, self.test_files, is_traced=True)
+        _, reports = workplace.run(self.content, self.test_files)
+
         for report in reports:
             for name in report.get("modules", ()):
                 with suppress(Exception):
                     importlib.import_module(name)  # now, so that no mutant has to
 
             if report.get("failed"):
-                print(f"{report['test']} fails without a mutant and is left out", file=sys.stderr)
+                say(f"{report['test']} fails without a mutant and is left out")
             elif "test" in report:
                 self.tests.append(TimedTest(report["test"], report["seconds"], report["lines"]))
+
         if not self.tests:
             raise ValueError(f"no test that imports {self.path} succeeds without a mutant: {workplace.last_words()}")
 

@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
-from model.markup import AnswerPart, Thought
+from model.markup import AnswerPart, CallPart, CallReader, Thought
 from serve.engine import AnswerJob, Ended, Engine, Event
 from serve.protocol import Body, Choice, JsonObject, Refused
 from serve.text_chunks import Echo, Piece, Token
-from serve.tools import CallPart, CallReader
 
 
 @dataclass

@@ -24,10 +24,11 @@ from config.schema.untrusted import one_line, parse_object, short_repr
 from config.values import Range
 from launch.pipeline import Prompt
 from model.grammar import Guide
+from model.markup import CallFormat, dialect_of
 from model.schema_ranges import values_in, without_nulls
 from model.text import own_template, taken_variables
 from serve.fields import unsupported_field
-from serve.tools import CallFormat, calls_of, dialect_of, with_system_tools
+from serve.tools import calls_of, with_system_tools
 
 MAX_CHOICES = 16  # of one request: prompts times n
 MAX_STOP_TEXTS, MAX_STOP_CHARACTERS = 64, 4096  # the characters of all together
@@ -448,8 +449,7 @@ class Chat(Body):
 
     def _call_format(self, config: RunConfig) -> CallFormat | None:
         """Return the format of thoughts and tool calls in the answer, None if it cannot have any."""
-        template = _template_of(config.first_folder, config.chat_template) if config.uses_jinja else ""
-        call_format = _call_format_of(template)
+        call_format = _call_format_of(_template_of(config))
         if self.callable_schemas and not (call_format and call_format.has_calls):
             raise Refused("tools is not supported, since this model's template does not support them: leave it out, "
                           "or serve with template=FILE, a template that does", "tools",
@@ -486,8 +486,7 @@ class Chat(Body):
 
     def _check_variables(self, config: RunConfig) -> None:
         """Raise Refused for variables that the template does not read."""
-        template = _template_of(config.first_folder, config.chat_template) if config.uses_jinja else ""
-        if self.reasoning_effort is not None and "reasoning_effort" not in template:
+        if self.reasoning_effort is not None and "reasoning_effort" not in _template_of(config):
             raise Refused("reasoning_effort (in a body of /v1/responses reasoning.effort) is not read by this model's "
                           "template: leave it out", "reasoning_effort", "unsupported_parameter")
 
@@ -549,8 +548,13 @@ class ToTokenize(Chat):
         return super().prompt_choices(config) if self.prompt is None else [Choice(self.prompt, "none")]
 
 
+def _template_of(config: RunConfig) -> str:
+    """Return the tokenizer's own template; empty if another one is used."""
+    return _read_template(config.first_folder, config.chat_template) if config.uses_jinja else ""
+
+
 @lru_cache(maxsize=8)
-def _template_of(folder: Path, chat_template: str) -> str:
+def _read_template(folder: Path, chat_template: str) -> str:
     return own_template(folder, chat_template)
 
 

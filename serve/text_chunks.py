@@ -170,6 +170,7 @@ def snapshot(generation: Generation, text: Text | None) -> JsonObject:
     tree, answer = generation.tree, generation.answer
     by_score = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
     guesses = [_guess_facts(tree, node, text) for node in sorted(by_score[:MAX_GUESSES])]
+
     return {"guesses": guesses, "live": len(tree.live), "sent": tree.num_sent_guesses,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "plain_tokens": answer.plain_tokens,
             "accepted_length": round(answer.mean_accepted_length, 2),

@@ -5,9 +5,8 @@ import json
 from typing import Any, Dict, Mapping, Sequence
 
 from model.grammar import FORM, Guide
-from model.markup import HERMES, CallFormat, CallPart, CallReader, dialect_of
+from model.markup import CallFormat
 
-__all__ = ["HERMES", "CallFormat", "CallPart", "CallReader", "calls_of", "dialect_of", "with_system_tools"]
 JsonMessage = Dict[str, Any]
 MAX_CALLS = 8  # largest number in one answer, if a grammar forces calls
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -66,7 +66,7 @@ OTHER_ROOMS = {
     "toy": Room(3_451),
     "toy/corpus": Room(11_467),
     "C": Room(13_364, [
-        (602, "threads, locks and memory of the kernels are counted, so that none is lost")]),
+        (603, "threads, locks and memory of the kernels are counted, so that none is lost")]),
     "shell": Room(6_735),
     "page": Room(24_957, [  # of the server's chat and of the timeline, without the libraries in serve/vendor
         (52, "the page shows the thoughts of a model apart from its answer")]),

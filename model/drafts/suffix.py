@@ -104,6 +104,7 @@ class SuffixAutomaton:
         """
         if not match.length:
             return []
+
         next_states = self._transitions[self._current_state(match)]  # by token
         total = sum(self._counts[state] for state in next_states.values())
         best_tokens = nsmallest(width, next_states, key=lambda token: self._sort_key(next_states[token]))

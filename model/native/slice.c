@@ -201,7 +201,8 @@ INLINE f32x8 silu_x8(f32x8 x) { return x / (exp_x8(-x) + 1.0f); }
 /* Write SiLU(gate) * up, or GELU(gate) * up; all are `[size]`, in the memory of a run, which goes on behind them. */
 static void activate(const float *gate, const float *up, int64_t size, bool uses_gelu, float *to) {
     for (int64_t i = 0; i < size; i += LANES) {
-        f32x8 gates = load_x8(gate + i), outputs = (uses_gelu ? gelu_x8(gates) : silu_x8(gates)) * load_x8(up + i);
+        f32x8 gates = load_x8(gate + i);
+        f32x8 outputs = (uses_gelu ? gelu_x8(gates) : silu_x8(gates)) * load_x8(up + i);
         for (int64_t lane = 0; lane < min_i64(LANES, size - i); lane++) to[i + lane] = outputs[lane];
     }
 }
