@@ -35,12 +35,12 @@ class Room(NamedTuple):
 # adds a raise, whose reason says what a user can do now: ROOMS["sim"] = Room(7_700, [(250, "a wire may lose ...")]).
 SOURCE_ROOMS = {
     "config": Room(23_334, [
-        (886, "a model loads whose config has fields that its class ignores; one that versions read otherwise "
+        (926, "a model loads whose config has fields that its class ignores; one that versions read otherwise "
               "is named")]),
     "model": Room(61_414, [
-        (5_486, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
+        (5_448, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
     "pipeline": Room(21_064, [
-        (596, "several requests on one machine rest together where plain decoding is faster")]),
+        (494, "several requests on one machine rest together where plain decoding is faster")]),
     "cluster": Room(20_414),
     "tp": Room(5_856),
     "sim": Room(7_517),
@@ -48,7 +48,7 @@ SOURCE_ROOMS = {
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost")]),
     "eval": Room(37_625),
     "serve": Room(20_464, [
-        (596, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
+        (549, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
     "eval/dsi": Room(11_988),
     "eval/flowspec": Room(2_092),
     "eval/load": Room(2_603),
@@ -56,7 +56,7 @@ SOURCE_ROOMS = {
     "eval/specinfer": Room(3_659),
     "train": Room(17_670),
     "scripts": Room(4_367, [
-        (3_653, "a contributor sees for any file which of its steps no test would miss")]),
+        (3_635, "a contributor sees for any file which of its steps no test would miss")]),
     "split_and_save_models": Room(597),
 }
 OTHER_ROOMS = {
