@@ -14,3 +14,12 @@ def interpolated(points: Sequence[CurvePoint], at: float) -> float:
         if at <= right:
             return low + (high - low) * (at - left) / (right - left)
     return points[-1][1]
+
+
+def extrapolated(points: Sequence[CurvePoint], at: float) -> float:
+    """Return the height of a curve that keeps the slope between its last two points after them."""
+    if len(points) < 2 or at <= points[-1][0]:
+        return interpolated(points, at)
+
+    (left, low), (right, high) = points[-2:]
+    return high + (high - low) * (at - right) / (right - left)

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Tuple
 
-from config.curves import interpolated
+from config.curves import extrapolated
 
 NO_BOUND = 1 << 30  # no bound: more guesses or levels than any context holds
 MAX_GUESSES = 65536  # guesses in a tree
@@ -107,12 +107,8 @@ class RoundCosts(NamedTuple):
     level_seconds: float = 0.0  # on the cores of the stages; 0: a level takes no time from them
 
     def round_seconds(self, num_rows: int) -> float:
-        """Return the seconds of this many rows, linear between two measured numbers.
-
-        Beyond the last one each row takes as long as there.
-        """
-        most_rows, _ = self.seconds_by_rows[-1]
-        return interpolated(self.seconds_by_rows, num_rows) * max(1.0, num_rows / most_rows)
+        """Return the seconds of this many rows, linear between measured numbers; beyond, the last slope is kept."""
+        return extrapolated(self.seconds_by_rows, num_rows)
 
 
 @dataclass(frozen=True)

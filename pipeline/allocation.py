@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import Iterator, Protocol, Sequence
+from typing import Iterator, Protocol, Sequence, Tuple
 
 from model.tree import TokenTree
 from pipeline.messages import Segment
@@ -23,6 +23,7 @@ LEAST_EXTRA_WORTH = math.log(0.1)
 
 WRONG_SHARE = 0.5  # mean share of the stages that compute a guess that proves wrong: prunes meet it half-way
 MESSAGE_ROWS = 256  # maximum rows of a message of several segments, for which ranks reserve memory; by trial
+Bid = Tuple[float, float]  # of a guess: its worth, a logarithm, and the probability that it becomes text
 
 
 class Bidder(Protocol):
@@ -41,7 +42,7 @@ class RowAllocator:
         self._num_in_flight = max(1, num_in_flight)  # segments
         self._times = times
         self._is_divided = False  # whether the rows of the next message were divided
-        self._least_worth = 0.0  # of the guesses to send, a logarithm
+        self._least_bid = 0.0, 0.0  # of the guesses to send: the least worth, and the least probability
         self._guess_rows_left = 0
         self.left_out: set[int] = set()  # requests without a row in the next message
 
@@ -53,8 +54,10 @@ class RowAllocator:
         if not self._is_divided or len(bidders) == 1:
             self._divide(bidders, segment_size)
 
-        guess_worths = worths(bidder, weighed=len(bidders) > 1)
-        num_guesses = min(self._guess_rows_left, sum(worth >= self._least_worth for worth in guess_worths))
+        least_worth, least_probability = self._least_bid
+        num_chosen = sum(worth >= least_worth and probability >= least_probability
+                         for worth, probability in bids(bidder, weighed=len(bidders) > 1))
+        num_guesses = min(self._guess_rows_left, num_chosen)
         self._guess_rows_left -= num_guesses
         bidder.passed_over = 0 if num_guesses else bidder.passed_over + bool(bidder.tree.unsent_guesses)
 
@@ -75,23 +78,27 @@ class RowAllocator:
         # the best guesses of all requests
         requests_per_segment = max(1.0, len(bidders) / self._num_in_flight)
         room_of_all = max(0, int(segment_size * requests_per_segment) - num_text_rows)
-        all_worths = (worth for bidder in bidders for worth in worths(bidder, len(bidders) > 1))
-        best_worths = heapq.nlargest(room_of_all, all_worths)
+        all_bids = (bid for bidder in bidders for bid in bids(bidder, len(bidders) > 1))
+        best_bids = heapq.nlargest(room_of_all, all_bids)
 
         # beyond the room of one request, only good ones
         room_of_one = segment_size - num_text_rows
-        num_good = sum(worth >= LEAST_EXTRA_WORTH for worth in best_worths)
-        best_worths = best_worths[:max(room_of_one, num_good)]
+        num_good = sum(worth >= LEAST_EXTRA_WORTH for worth, _ in best_bids)
+        best_bids = best_bids[:max(room_of_one, num_good)]
 
         # only those that pay
         if all(bidder.options.thrifty for bidder in bidders):
             num_tips = sum(bool(bidder.tree.unsent_text) for bidder in bidders)
-            best_worths = best_worths[:self._num_paying(best_worths, num_text_rows, num_tips)]
+            probabilities = sorted((probability for _, probability in best_bids), reverse=True)
+            paying = probabilities[:self._num_paying(probabilities, num_text_rows, num_tips)]
+            best_bids = [bid for bid in best_bids if paying and bid[1] >= paying[-1]]
 
-        self._is_divided, self._guess_rows_left = True, len(best_worths)
-        self._least_worth = best_worths[-1] if best_worths else math.inf
+        self._is_divided, self._guess_rows_left = True, len(best_bids)
+        least_worth = min((worth for worth, _ in best_bids), default=math.inf)
+        least_probability = min((probability for _, probability in best_bids), default=math.inf)
+        self._least_bid = least_worth, least_probability
 
-    def _num_paying(self, best_worths: Sequence[float], num_text_rows: int, num_tips: int) -> int:
+    def _num_paying(self, probabilities: Sequence[float], num_text_rows: int, num_tips: int) -> int:
         """Return how many of the best guesses pay in addition to rows of text, with `num_tips` tips among them.
 
         A guess in this segment is answered earlier than in the next one by a segment's time in the slowest stage. But
@@ -102,8 +109,7 @@ class RowAllocator:
         expected_tokens = float(num_tips)
         share_of_stages = 1.0 if num_tips else WRONG_SHARE
 
-        for index, worth in enumerate(best_worths):
-            probability = math.exp(min(worth, 0.0))
+        for index, probability in enumerate(probabilities):
             num_rows = num_text_rows + index
             seconds_earlier = max(self._times.slowest(num_rows), self._times.round_trip(num_rows) / 2)
             gain = probability * seconds_earlier
@@ -111,15 +117,18 @@ class RowAllocator:
             if expected_tokens and gain < cost:
                 return index
             expected_tokens += probability
-        return len(best_worths)
+        return len(probabilities)
 
 
-def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
-    """Yield the worths of unsent guesses: log-probabilities, with `weighed` plus the log of the request's weight."""
+def bids(bidder: Bidder, weighed: bool) -> Iterator[Bid]:
+    """Yield the bids of unsent guesses: a worth is the log-probability, with `weighed` plus the request's log-weight."""
     tree = bidder.tree
+    tip_score = tree.nodes[tree.tip].score
     log_weight = math.log(bidder.options.priority * (1 + bidder.passed_over)) if weighed else 0.0
-    offset = log_weight - tree.nodes[tree.tip].score
-    return (tree.nodes[node].score + offset for node in tree.unsent_guesses)
+
+    for node in tree.unsent_guesses:
+        log_probability = tree.nodes[node].score - tip_score
+        yield log_probability + log_weight, math.exp(min(log_probability, 0.0))
 
 
 class Batcher:

@@ -228,7 +228,7 @@ class Fallback:
             num_added = ADDED_RUNS * acceptance ** depth
             num_tokens += (self._runs[depth] + num_added) / (self._runs[0] + ADDED_RUNS)
             seconds = depth * costs.level_seconds + costs.round_seconds(self._num_running * (depth + 1))
-            if not costs.level_seconds or num_tokens > seconds * self._plain_rate:
+            if num_tokens > seconds * self._plain_rate:
                 return True
         return False
 

@@ -19,7 +19,7 @@ from model.devices import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
-from pipeline.allocation import worths
+from pipeline.allocation import bids
 from pipeline.link import Link, send_round
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import Pacing
@@ -136,7 +136,7 @@ class RequestTarget(Target):
         if not self.options.thrifty or is_reading_prompt:
             return False
 
-        expected_guesses = sum(map(math.exp, worths(self, weighed=False)))
+        expected_guesses = sum(probability for _, probability in bids(self, weighed=False))
         segment_tokens = len(self.tree.unsent_text) + expected_guesses
         stage_seconds = self.ring.pacing.times.slowest(len(self.tree.unsent_guesses) + 1)
         return self.ring.pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)

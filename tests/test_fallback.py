@@ -125,14 +125,15 @@ def test_requests_at_once_guess_exactly_where_their_rows_leave_time_for_it(num_r
 @pytest.mark.parametrize("num_running", [1, 2, 4, 8])
 def test_what_a_trial_costs_each_request_does_not_depend_on_their_number(num_running):
     """A round of guesses takes two plain rounds: the third one is too much, and three tokens of each are lost."""
-    costs = RoundCosts(((1, 1.0),))
+    costs = RoundCosts(((num_running, float(num_running)), (64, float(num_running))))  # guesses add no time
     ways, cost = rounds_of(costs, num_running, (1, 2.0 * num_running), REST_TOKENS)
     assert ways.count(True) == 3 and cost == pytest.approx(3.0)
 
 
-def test_seconds_of_rows_are_linear_between_measured_numbers_and_proportional_beyond():
+def test_seconds_of_rows_are_linear_between_measured_numbers_and_keep_their_last_slope():
     costs = RoundCosts(((1, 1.0), (4, 2.5), (16, 8.5)))
-    assert [costs.round_seconds(rows) for rows in (1, 2, 4, 10, 16, 32)] == [1.0, 1.5, 2.5, 5.5, 8.5, 17.0]
+    assert [costs.round_seconds(rows) for rows in (1, 2, 4, 10, 16, 32)] == [1.0, 1.5, 2.5, 5.5, 8.5, 16.5]
+    assert RoundCosts(((1, 1.0),)).round_seconds(32) == 1.0
 
 
 def test_a_level_waits_if_it_would_bring_a_trial_further_behind_than_it_may():
@@ -214,7 +215,7 @@ def test_where_rows_cost_much_four_requests_are_about_as_fast_as_by_plain_decodi
                 while not answer.finish_reason:
                     decoder.turn()
             seconds[name] = pipeline.ring.clock.now() - begun_at
-    assert seconds["continuous"] <= 1.2 * seconds["ar"]  # 1.8 if only single requests rest
+    assert seconds["continuous"] <= 1.05 * seconds["ar"]  # 1.8 if only single requests rest, 1.2 if each tries
 
 
 def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):

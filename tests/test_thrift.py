@@ -125,14 +125,18 @@ def test_before_anything_is_known_every_guess_pays():
     assert rows_of(StageTimes(), .5, .1, .01) == 4
 
 
-def rows_of(times, *chances, text=True):
-    """The rows that go into a segment of at most 16."""
+def bidding(*chances, text=False):
     tree = TokenTree([1], max_tokens=40)
     if not text:
         tree.cut()
     for token, chance in enumerate(chances, 3):
         tree.add(tree.tip, token, math.log(chance))
-    bidder = Asking(tree)
+    return Asking(tree)
+
+
+def rows_of(times, *chances, text=True):
+    """The rows that go into a segment of at most 16."""
+    bidder = bidding(*chances, text=text)
     return RowAllocator(4, times).share(bidder, [bidder], 16)
 
 
@@ -145,6 +149,14 @@ def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
     assert rows_of(costly, *chances) == 1
     assert rows_of(costly, *chances, text=False) == 1
     assert rows_of(costly, text=False) == 0
+
+
+def test_a_guess_that_was_passed_over_pays_no_more_than_before_and_stops_no_other():
+    """A second row costs half of what a sure guess gains."""
+    poor, rich = bidding(.3), bidding(.9, text=True)
+    poor.passed_over = 20
+    rows = RowAllocator(4, times_of((1, 1.0), (2, 1.5)))
+    assert [rows.share(bidder, [poor, rich], 16) for bidder in (poor, rich)] == [0, 2]
 
 
 def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_their_way():
