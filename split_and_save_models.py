@@ -16,7 +16,7 @@ from config.run_config import QUANTIZATIONS, RunConfig
 if __name__ == "__main__":
     enter(*NEEDED_PACKAGES)
 
-from launch.split.write import Layout, check, split
+from launch.split.write import AUTO_HEAD, Layout, check, split
 from model.weights.parts import Part
 
 EXAMPLE = """\
@@ -61,7 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
-    parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model (safetensors or .bin)")
+    parser.add_argument("--eagle", metavar="DIR", default=AUTO_HEAD, help="the EAGLE draft head of the model "
+                        "(safetensors or .bin), or none; default: that of a preset's model, if it is here and fits")
     parser.add_argument("--quant", choices=QUANTIZATIONS, default="none", help="quantize the layers' weights: "
                         "smaller folders, less exact text; LM head and draft head are not quantized")
     parser.add_argument("--tp", metavar="N", default="0", help="ranks that share each layer; or their speeds, as "
@@ -83,7 +84,8 @@ def write(args: argparse.Namespace) -> list[Part]:
         raise ValueError(str(problem).replace("tp=", "--tp ")) from None
     layout = Layout(args.quant, run_keys.speeds)
     stages = args.stages or ""
-    part_dirs = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)
+    eagle_dir = None if args.eagle == "none" else args.eagle
+    part_dirs = split(args.model_dir, args.out_dir, stages, eagle_dir, layout=layout)
     return [Part(folder) for folder in part_dirs]
 
 

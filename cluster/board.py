@@ -321,13 +321,18 @@ def way_to(address: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print `NUMBER RANKS [USER@]ADDRESS FOLDER` for each line of a hosts file: a spare has the folders of RANKS."""
+    """Print `NUMBER RANKS [USER@]ADDRESS FOLDER` for each line of a hosts file: a spare has the folders of RANKS.
+
+    For this machine the address is a dot, and the folder absolute: this repository, unless the line names another.
+    """
     lines = read_hosts(os.path.expanduser(argv[0]))
     world = sum(line.spare is None for line in lines)
     for number, line in enumerate(lines):
-        board = f"{line.user}@{line.address}" if line.user else line.address
+        board, folder = f"{line.user}@{line.address}" if line.user else line.address, line.folder
+        if line.user in ("", os.environ.get("USER")) and is_here(line.address):
+            board, folder = ".", str(ROOT if folder == DEFAULT_FOLDER else Path.home() / folder)
         ranks = line.stands_in(world) or [number]
-        print(number, ",".join(map(str, ranks)), board, line.folder)
+        print(number, ",".join(map(str, ranks)), board, folder)
     return 0
 
 

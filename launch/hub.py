@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Iterable, Mapping
@@ -18,6 +19,7 @@ from config.presets import MODELS_FOLDER, PRESETS
 from config.run_config import RunConfig
 from config.schema.untrusted import reason, short_repr
 from launch.split.gguf import is_gguf
+from model.drafts.head_files import fit_head
 from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint
 
@@ -87,6 +89,20 @@ def known_head(name: str) -> str:
     for preset in PRESETS.values():
         if preset.eagle_dir and preset.base_dir == str(MODELS_FOLDER / name):
             return Path(preset.eagle_dir).relative_to(MODELS_FOLDER).as_posix()
+    return ""
+
+
+def head_here(model_name: str, model_dir: Path) -> str:
+    """Return the folder of a preset's draft head that is on this disk and fits the model, else an empty string.
+
+    `model_name`, of a folder or a GGUF file, begins with the name of the preset's model.
+    """
+    for preset in PRESETS.values():
+        base_name = Path(preset.base_dir).name.lower()
+        if preset.eagle_dir and model_name.lower().startswith(base_name):
+            with suppress(ValueError):  # it is not here, or was made for another model
+                fit_head(Checkpoint(preset.eagle_dir), Checkpoint(model_dir).config)
+                return preset.eagle_dir
     return ""
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from config.cli import parse
 from config.console import NEEDED_PACKAGES, Words, enter, run
 from config.keys import raw_values
 
@@ -16,7 +15,7 @@ if __name__ == "__main__":
 
 from cluster.board import read_hosts, stages_for
 from launch.prepare import split_of
-from launch.words import with_model
+from launch.words import resolve
 
 PUSHED = ("model", "models", "eagle_dir", "quant", "stages")
 
@@ -28,7 +27,9 @@ def main(argv: Words) -> int:
     words = [f"{key}={raw[key]}" for key in PUSHED if key in raw]
     if "stages" not in raw:
         words.append(f"stages={stages_for(read_hosts(path), path)}")
-    print(split_of(parse(with_model(words)), may_write=True))
+    resolved = resolve(words)
+    resolved.report()
+    print(split_of(resolved.keys, may_write=True))
     return 0
 
 

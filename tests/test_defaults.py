@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from config.cli import parse
+from config.presets import PRESETS
 from config.serve_config import ServeConfig
 from eval.command import evaluate
 from eval.keys import EvalConfig
@@ -15,6 +16,7 @@ from launch.run import run
 from launch.words import HEADLESS_REASON, resolve
 from scripts import generate, serve
 from tests.checkpoints import refused
+from tests.json_files import change_json
 
 
 def settled(words, keys_class=None):
@@ -35,7 +37,7 @@ def test_a_method_chosen_by_a_plan_is_refused_with_what_to_type_instead(error_of
 
 
 def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_are_left_open(tmp_path, capsys):
-    model = tmp_path / "llama"
+    model = tmp_path / "mine"
     shutil.copytree(parse([]).base_dir, model)
     (model / "chat_template.jinja").write_text("{{ messages }}")
     words, found = [f"base_dir={model}", "stages=2"], ["template=own", "draft=suffix"]
@@ -53,6 +55,18 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     resolve([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
     assert printed == f"flowspec: draft=suffix, since {HEADLESS_REASON}"
+
+
+def test_a_head_of_the_repository_drafts_for_a_model_of_its_name_and_sizes(tmp_path, capsys):
+    model = shutil.copytree(parse([]).base_dir, tmp_path / "LLAMA-mine")
+    words, head = [f"base_dir={model}", "stages=2", "template=none"], PRESETS["toy"].eagle_dir
+    resolved = resolve(words)
+    resolved.report()
+    assert (resolved.keys.eagle_dir, resolved.keys.draft) == (head, "eagle")
+    assert capsys.readouterr().err == f"flowspec: eagle_dir={head}, since this draft head fits the model\n"
+    assert resolve([*words, "eagle_dir="]).keys.draft == "suffix"
+    change_json(model / "config.json", vocab_size=1000)
+    assert resolve(words).keys.draft == "suffix"
 
 
 @pytest.fixture

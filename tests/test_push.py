@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from cluster.agreement import code_version
+from cluster.keys import read_keys
+from config.presets import ROOT
 from tests.saved import run_program
 
 SSH = """#!/bin/sh
@@ -53,7 +55,7 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # so that rsync sees no change
     wrong = push(split_dir, "ranks=1")
 
-    assert wrong.returncode == 2 and "on b1 differs from its manifest" in wrong.stderr
+    assert wrong.returncode == 2 and "b1:f/splits/0+2+2/stage_1 differs from its manifest" in wrong.stderr
     assert push("code=true", "ranks=1").returncode == 0 and (tmp_path / "b1" / "f" / "run_jetson.sh").exists()
     assert code_version(tmp_path / "b1" / "f") == code_version()
     assert (tmp_path / "b1" / "f" / "hosts.txt").exists()
@@ -67,6 +69,35 @@ def test_a_spare_gets_the_parts_for_which_it_may_stand_in(saved, tmp_path, push)
     assert done.returncode == 0 and done.stdout.count("all the same") == 3, done.stderr
     parts = [sorted(path.name for path in tmp_path.glob(f"b{rank}/flowspec/splits/0+2+2/*")) for rank in range(4)]
     assert parts == [["stage_0"], [], [], ["stage_1", "stage_2"]]
+
+
+@needs_rsync
+def test_the_line_of_this_machine_needs_no_ssh(saved, tmp_path):
+    clone, home, log = tmp_path / "clone", tmp_path / "home", tmp_path / "log"
+    for name in ("scripts", "cluster", "config"):
+        shutil.copytree(ROOT / name, clone / name)
+    save_program(tmp_path / "ssh", SSH.replace('cd "', f'echo "$*" >>{log}; cd "'))
+    (tmp_path / "b1").mkdir()
+    home.mkdir()
+    (tmp_path / "hosts").write_text("127.0.0.1\nb1\n127.0.0.1 folder=other user=me\n127.0.0.1 user=you\n")
+    around = {**os.environ, "SSH": str(tmp_path / "ssh"), "PYTHON": sys.executable, "HOME": str(home), "USER": "me"}
+
+    def typed(name, *words):
+        return run_program("bash", str(clone / "scripts" / name), f"hosts={tmp_path / 'hosts'}", "ranks=0,1,2", *words,
+                           env=around, cwd=tmp_path)
+
+    done = typed("push.sh", "code=true", f"split={saved / '0+1+1+2'}")
+    assert done.returncode == 0 and done.stdout.count("all the same") == 3, done.stderr
+    assert f"the program of this machine is in {clone} already" in done.stdout and not (clone / "hosts.txt").exists()
+    assert (home / "other" / "scripts" / "push.sh").is_file() and (home / "other" / "hosts.txt").is_file()
+    assert [path.name for path in clone.glob("splits/0+1+1+2/*")] == ["stage_0"]
+    assert [path.name for path in home.glob("other/splits/0+1+1+2/*")] == ["stage_2"]
+
+    made = typed("make_keys.sh", f"keys={tmp_path / 'cluster'}")
+    assert made.returncode == 0 and all(
+        read_keys(folder / "keys") for folder in (clone, home / "other", tmp_path / "b1" / "flowspec")), made.stderr
+    assert "127.0.0.1" not in log.read_text()
+    assert typed("make_keys.sh", "ranks=3").returncode == 2 and "you@127.0.0.1" in log.read_text()
 
 
 PYTHON = """#!/bin/sh

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from config.presets import TOY
 from launch.split.write import check
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
@@ -308,6 +309,22 @@ def test_the_command_splits_and_says_what_is_where(models, tmp_path, capsys):
     assert "\r" not in shown.err
     next_line = f'next: bash run_pipe.sh model_dir={tmp_path} prompt="What does a baker do?"'
     assert shown.out.splitlines()[-1] == next_line
+
+
+@pytest.mark.parametrize("name, words, has_head", [
+    ("Llama-mine", [], True), ("Llama-mine", ["--eagle", "none"], False), ("mine", [], False)])
+def test_a_head_of_the_repository_that_fits_goes_into_the_split(tmp_path, capsys, name, words, has_head):
+    shutil.copytree(TOY / "llama", tmp_path / name)
+    assert main([str(tmp_path / name), str(tmp_path / "split"), "--stages", "2", *words]) == 0
+    assert bool(Part(tmp_path / "split" / "stage_0").eagle) == has_head
+    sentence = f"the split gets the draft head in {TOY / 'eagle_deep'}, which fits the model"
+    assert (sentence in capsys.readouterr().err) == has_head
+
+
+def test_a_head_for_a_model_of_other_sizes_is_left_out(models, tmp_path):
+    shutil.copytree(models / "base", tmp_path / "llama")
+    assert main([str(tmp_path / "llama"), str(tmp_path / "split"), "--stages", "2"]) == 0
+    assert not Part(tmp_path / "split" / "stage_0").eagle
 
 
 def test_the_command_after_a_split_without_stages_names_a_method_that_has_none(tmp_path):

@@ -14,10 +14,12 @@ from typing import Any, Callable, Iterator
 
 import torch
 
+from config.console import say
 from config.files import check_space, one_at_a_time, replace
 from config.run_config import USUAL_RANKS
 from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
+from launch.hub import head_here
 from launch.progress import ProgressBar
 from launch.split.gguf import is_gguf, unpack
 from model.drafts.head_files import MAPS, borrows_embedding, fit_head, held_ahead
@@ -49,6 +51,7 @@ INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # types of a head
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 CPU = torch.device("cpu")  # on which weights are quantized
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
+AUTO_HEAD = "auto"  # in place of a draft head's folder: that of a preset, if it is here and fits
 Tick = Callable[[int], Any]  # receives the number of bytes that were written
 
 
@@ -280,11 +283,18 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
           progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
-    Beside them, a folder describes a GGUF file. Raises ValueError, with the fix, for what cannot work.
+    Beside them, a folder describes a GGUF file. `eagle_dir=AUTO_HEAD` is a preset's head, if one is here and fits.
+    Raises ValueError, with the fix, for what cannot work.
     """
+    model_name = Path(model_dir).resolve().name
     try:
         if is_gguf(model_dir):
             model_dir = unpack(Path(model_dir), Path(out_dir) / "whole", progress=progress)
+
+        if eagle_dir == AUTO_HEAD:
+            eagle_dir = head_here(model_name, Path(model_dir))
+            if eagle_dir:
+                say(f"the split gets the draft head in {eagle_dir}, which fits the model; --eagle none leaves it out")
 
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(kind_on(CPU, layout.quant), torch.float32, CPU)
