@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
@@ -32,6 +33,7 @@ MIXED_BOARDS_ADVICE = {  # advice for boards that differ in what they have, afte
     "dtype": ", and dtype= too where some have CUDA and others do not",
     "kernel": ", and kernel=torch where one has no C compiler",
 }
+OTHER_CODE = "has other code than rank 0"
 MAX_ENTRY_BYTES = 1 << 20
 MAX_RANKS = 1 << 10  # of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below this
@@ -77,7 +79,8 @@ def _is_address(value: Any) -> bool:
 
 
 RANK = integer(0, MAX_RANKS - 1).fits
-ALWAYS = {"host": str, "code": str, "settings": {str}}  # settings as a user types them
+OF_ALL_VERSIONS = {"host": str, "code": str}
+ALWAYS = {**OF_ALL_VERSIONS, "settings": {str}, "worker": bool}  # settings as a user types them
 FACTS = {**ALWAYS, "world": integer(1, MAX_RANKS - 1).fits, "split": str,
          "address": _is_address, "interface": str, "port": integer(1, (1 << 16) - 1).fits}
 
@@ -90,6 +93,17 @@ def _is_facts(value: Any) -> bool:
 
     required_forms = ALWAYS if "error" in value else FACTS
     return fits(value, {**required_forms, **{name: all_forms[name] for name in value}})
+
+
+def _clean_facts(raw: bytes) -> bytes:
+    """Return a rank's facts; of another version, which may know other facts, only what names it."""
+    facts = parse(raw)
+    if fits(facts, OF_ALL_VERSIONS) and facts["code"] != _own_version():
+        names = {name: facts[name] for name in OF_ALL_VERSIONS}
+        if _is_address(facts.get("address")):
+            names["address"] = facts["address"]
+        raw = json.dumps({**names, "settings": {}, "worker": False, "error": OTHER_CODE}).encode()
+    return _json_of(_is_facts)(raw)
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
@@ -131,7 +145,7 @@ PREFIXES = r"(?:.*/)?"  # prefixes that torch.distributed adds to names
 _count = _text_of(rb"-?\d{1,18}")
 _number = _text_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
 ENTRY_KINDS = (  # the first pattern that matches a whole name counts
-    (rf"facts/{OF_RANK}", _json_of(_is_facts)),
+    (rf"facts/{OF_RANK}", _clean_facts),
     (rf"ways/{OF_RANK}", _json_of([RANK])),
     (rf"{OF_ROOT}facts/verdict", _json_of((str, bool, [(RANK, _is_facts)]))),
     (rf"{OF_ROOT}ways/verdict", _json_of((str, bool, [(RANK, [RANK])]))),
@@ -185,6 +199,11 @@ def code_version(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
+@lru_cache(maxsize=None)
+def _own_version() -> str:
+    return code_version()
+
+
 def settings(keys: RunConfig | CommandKeys, **resolved_values: str) -> dict[str, str]:
     """Return the keys that must agree, as typed; some may have been resolved to other values on this board."""
     local_names = keys_with(RunConfig, "scope", LOCAL) | keys_with(type(keys), "scope", LOCAL)
@@ -218,6 +237,12 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 def judge_facts(written: Written, board: Board) -> str:
     """Return the first disagreement as a message, or an empty string. `written` may lack ranks if one has an error."""
     for rank, facts in written.items():
+        if facts["code"] != written[0]["code"]:  # which may be the reason of any error
+            name = board.named(rank, facts["host"], facts.get("address", ""))
+            return (f"{name} {OTHER_CODE} ({facts['code']}, not {written[0]['code']}): bring one version to all "
+                    "boards, as bash scripts/push.sh code=true does")
+
+    for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
 
@@ -230,10 +255,6 @@ def judge_facts(written: Written, board: Board) -> str:
 
 def _difference(facts: RankFacts, root: RankFacts) -> str:
     """Return the difference between a rank and rank 0, with the fix; empty if there is none."""
-    if facts["code"] != root["code"]:
-        return (f"has other code than rank 0 ({facts['code']}, not {root['code']}): bring one version to all boards, "
-                "as bash scripts/push.sh code=true does")
-
     if facts["world"] != root["world"] or facts["split"] != root["split"]:
         return ("holds a part of another split than rank 0's: copy the parts of one split, as bash scripts/push.sh "
                 "does")

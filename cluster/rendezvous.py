@@ -23,7 +23,17 @@ from typing import Any, Callable, Generic, Protocol, Sequence, TypeVar
 
 import torch.distributed as dist
 
-from cluster.agreement import PartFacts, RankFacts, Written, adopted, code_version, judge_facts, judge_ways, settings
+from cluster.agreement import (
+    OTHER_CODE,
+    PartFacts,
+    RankFacts,
+    Written,
+    adopted,
+    code_version,
+    judge_facts,
+    judge_ways,
+    settings,
+)
 from cluster.board import Board
 from cluster.heartbeat import reported_loss
 from cluster.memberships import COMPLETE, NEWEST, Meeting, door_of
@@ -42,8 +52,8 @@ POLL_SECONDS = 0.2  # between two checks of the store
 PATIENCE_SHARE = 0.8  # of the heartbeat's patience
 WIRE_SECONDS_MORE = 10.0  # by which a dead wire breaks after a silent board was named, since that breaks all its wires
 RETURN_SECONDS = 5.0  # for a lost board to return, before the first spare stands in; then for each further spare
-LATE_MESSAGE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give "
-                "more time with wait=")
+LATE_MESSAGE = ("{} did not come within {:g} seconds: start run_jetson.sh or run_worker.sh there too, see its output "
+                "there, or give more time with wait=")
 SILENT_MESSAGE = "{} fell silent during the rendezvous: check its board and network, then start all again"
 
 MAKE_KEYS = "bash scripts/make_keys.sh hosts=FILE makes them for all boards"
@@ -58,6 +68,10 @@ def no_objection(written: Written) -> str:
 
 class PreparedRun(Protocol):
     """What the rendezvous has to know of a run that can start."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The keys with which it starts."""
 
     @property
     def world(self) -> int:
@@ -97,6 +111,7 @@ class Rendezvous(Generic[Run]):
 
     _store: Store
     _client: StoreClient | None = None  # of every rank but 0
+    _is_worker = False  # whether its board takes part in one run after the other by itself
 
     def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
         self.board, self._prepare = board, prepare
@@ -114,15 +129,15 @@ class Rendezvous(Generic[Run]):
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
         """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
-        config = keys.run
         judge = partial(judge_facts, board=self.board)
-        facts: RankFacts = {"host": self._host, "code": code_version(), "settings": self._settings(keys)}
+        facts: RankFacts = {"host": self._host, "code": code_version(), "settings": self._settings(keys),
+                            "worker": self._is_worker}
         is_returning = self._read("facts/verdict") is not None
 
         with ExitStack() as closing_door:
             # this board's facts
             try:
-                run = self._prepared(config)
+                run = self._prepared(keys.run)
                 interface, address = self.board.network()
                 door = NumberDoor(address, self.board.rank)
                 closing_door.enter_context(door)
@@ -145,11 +160,12 @@ class Rendezvous(Generic[Run]):
             elif change := judge({0: facts_by_rank[0], self.board.rank: facts}):
                 raise ValueError(change)
 
-        self._apply(run, facts, config.timeout)
+        self._apply(run, facts)
         return run
 
-    def _apply(self, run: Run, facts: RankFacts, timeout: float) -> None:
+    def _apply(self, run: Run, facts: RankFacts) -> None:
         """Set what follows from the agreement: patience, environment and addresses; print how safe the wires are."""
+        timeout = run.config.timeout
         if self._client:
             own_name = self.board.named(self.board.rank, self._host, facts["address"])
             self._client.names = self.names[0], own_name
@@ -306,6 +322,7 @@ class Coordinator(Rendezvous[Run]):
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
+            self._server.patience = SEAT_SECONDS  # a worker may be killed while it receives its part
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             raise ValueError(f"port {board.port} of {address} cannot be used ({reason}): choose another with "
@@ -352,7 +369,9 @@ class Coordinator(Rendezvous[Run]):
 
         missing = ", ".join(self.names[rank] for rank in gone_ranks)
         if missing not in ("", self._reported_missing):
-            say(f"waiting for {missing}: start run_jetson.sh there again{self._spares(gone_ranks)}", "\n")
+            come_again = all(self._read(f"facts/{rank}")["worker"] for rank in gone_ranks)
+            advice = "its worker comes again by itself" if come_again else "start run_jetson.sh there again"
+            say(f"waiting for {missing}: {advice}{self._spares(gone_ranks)}", "\n")
         self._reported_missing = missing
         return ""
 
@@ -372,8 +391,10 @@ class Coordinator(Rendezvous[Run]):
         world = max(world, 1)  # 0: unknown, since rank 0's own folder is invalid
         written, late_reason = self._collect(topic, world)
         reason = late_reason or judge(written)
-        verdict = reason, bool(late_reason), list(written.items())
+        # the entries of another version may have another form, and a reason ends all ranks anyway
+        verdict = reason, bool(late_reason), [] if reason else list(written.items())
         self._store.set(f"{topic}/verdict", json.dumps(verdict))
+        self._server.patience = None
         if reason:
             self._awaited = [rank for rank in range(1, world) if rank in written or not late_reason]
             atexit.register(self.close)
@@ -456,6 +477,7 @@ class WorkerBoard(Participant[Run]):
     """
 
     _root_facts: RankFacts
+    _is_worker = True
 
     def __init__(self, board: Board, prepare: Callable[[RunConfig], Run], receive: ReceivePart) -> None:
         self._receive = receive
@@ -465,12 +487,14 @@ class WorkerBoard(Participant[Run]):
         while (facts := self._read("facts/0")) is None:
             self._wait_for(self.board.named(0))
         self._root_facts = facts
-        return super().attend(adopted(keys.run, facts["settings"]))
+        return super().attend(keys)
 
     def _prepared(self, config: RunConfig) -> Run:
         root_facts = self._root_facts
-        can_receive = "error" not in root_facts and root_facts["code"] == code_version()  # else rank 0 judges
-        if not config.model_dir and can_receive:
+        if root_facts["code"] != code_version():  # it may have other keys
+            raise ValueError(OTHER_CODE)
+        config = adopted(config, root_facts["settings"])
+        if not config.model_dir and "error" not in root_facts:  # else rank 0 judges
             if not self.board.keys:
                 raise ValueError(f"this worker takes its part of the model from rank 0 with keys only: {MAKE_KEYS}, or "
                                  "copy the part with bash scripts/push.sh, and give model_dir= there")

@@ -18,7 +18,7 @@ from config.questions import read
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch.memory import check_memory
-from launch.receive import read_piece
+from launch.receive import PartSender
 from launch.spec import RankSpec, device_named, local_ranks
 from launch.split.write import Layout, split
 from launch.trace import open_trace
@@ -36,8 +36,8 @@ class Prepared(NamedTuple):
     config: RunConfig
     folder: Path  # of the split model
     placement: Placement
-    split_world: int  # ranks of the split; further ones use its parts again
     trace: Callable[[int, Clock], NoTrace]  # creates the trace of a rank
+    piece: Callable[[int, str, int], bytes]  # returns the next bytes of a file of another rank's part; none at its end
 
     @property
     def world(self) -> int:
@@ -80,11 +80,6 @@ class Prepared(NamedTuple):
         return PartFacts(spec.part.split_id, spec.part.world, number_type)
 
 
-    def piece(self, rank: int, file_name: str, offset: int) -> bytes:
-        """Return the next bytes of a file of another rank's part, on the machine of rank 0; none at its end."""
-        return read_piece(self.folder / f"stage_{part_number(rank, self.split_world)}", file_name, offset)
-
-
 def prepare(config: RunConfig) -> Prepared:
     """Check a run, and split its model if necessary; raises ValueError, with the fix, for what cannot work."""
     has_all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
@@ -111,7 +106,8 @@ def prepare(config: RunConfig) -> Prepared:
     elif HEAD in part.weights.names():  # rank 0 alone has these files
         _check_files(config)
 
-    prepared = Prepared(config, folder, spec.placement, part.world, partial(open_trace, config))
+    sender = PartSender(lambda rank: folder / f"stage_{part_number(rank, part.world)}")
+    prepared = Prepared(config, folder, spec.placement, partial(open_trace, config), sender.piece)
     _check_memory(prepared)
     return prepared
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
+from config.console import say
 from config.files import (
     SPACE_REMEDY,
     as_value_error,
@@ -23,7 +24,7 @@ from config.files import (
 from config.schema.fields import check
 from config.schema.untrusted import parse_object
 from launch.progress import ProgressBar
-from model.weights.parts import BYTES_AT_ONCE, MANIFEST, MANIFEST_FIELDS, NEEDED_FIELDS, WEIGHTS
+from model.weights.parts import BYTES_AT_ONCE, MANIFEST, MANIFEST_FIELDS, NEEDED_FIELDS, WEIGHTS, Part, hash_of
 
 STAGE_FILES = ("config.json", WEIGHTS)  # besides the manifest; rank 0 alone has a tokenizer and a head
 PIECE_BYTES = 1 << 20
@@ -35,15 +36,42 @@ ReadPiece = Callable[[str, int], bytes]  # from a file's name and an offset to i
 
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def read_piece(part_folder: Path, file_name: str, offset: int) -> bytes:
-    """Return the next bytes of a file of a part; none at its end, or without it."""
-    if file_name not in (MANIFEST, *STAGE_FILES):
-        return b""
+class PartSender:
+    """Rank 0's side: reads the files of other ranks' parts, and shows how much of each rank's weights has been sent.
 
+    `folder_of` returns the folder of a rank's part.
+    """
+
+    def __init__(self, folder_of: Callable[[int], Path]) -> None:
+        self._folder_of = folder_of
+        self._bar_of_rank: dict[int, ProgressBar] = {}
+
+    def piece(self, rank: int, file_name: str, offset: int) -> bytes:
+        """Return the next bytes of a file of a rank's part; none at its end, or without it."""
+        if file_name not in (MANIFEST, *STAGE_FILES):
+            return b""
+
+        part_file = self._folder_of(rank) / file_name
+        piece = read_piece(part_file, offset)
+        if file_name == WEIGHTS and piece:
+            self._show(rank, offset + len(piece), part_file.stat().st_size)
+        return piece
+
+    def _show(self, rank: int, num_sent: int, num_bytes: int) -> None:
+        if rank not in self._bar_of_rank:
+            self._bar_of_rank[rank] = ProgressBar(total=num_bytes, unit="B", unit_scale=True, desc=f"to rank {rank}")
+        bar = self._bar_of_rank[rank]
+        bar.update(num_sent - bar.n)
+        if num_sent == num_bytes:
+            self._bar_of_rank.pop(rank).close()
+
+
+def read_piece(part_file: Path, offset: int) -> bytes:
+    """Return the next bytes of a file; none at its end, or without it."""
     try:
-        with (part_folder / file_name).open("rb") as part_file:
-            part_file.seek(offset)
-            return part_file.read(PIECE_BYTES)
+        with part_file.open("rb") as opened_file:
+            opened_file.seek(offset)
+            return opened_file.read(PIECE_BYTES)
     except OSError:
         return b""
 
@@ -66,10 +94,24 @@ def received_part(request_piece: ReadPiece, split_id: str) -> Path:
     with as_value_error(kept_folder, SPACE_REMEDY):
         make_private_folder(kept_folder)
         with one_at_a_time(part_folder):
-            if not (part_folder / MANIFEST).is_file():
+            if not _is_sound(part_folder):
                 _receive_files(request_piece, part_folder, manifest["files"])
                 replace(part_folder / MANIFEST, manifest_bytes)
     return kept_folder
+
+
+def _is_sound(part_folder: Path) -> bool:
+    """Whether all of a part is here, and no tensor has changed since it was received."""
+    if not (part_folder / MANIFEST).is_file():
+        return False
+    try:
+        weights = Part(part_folder).weights
+        for name in weights.names():
+            weights.read_stored(name)  # compares its checksum
+    except ValueError as error:
+        say(f"{error}; what has changed of it is received again")
+        return False
+    return True
 
 
 def _manifest_from(request_piece: ReadPiece) -> bytes:
@@ -97,7 +139,7 @@ def _receive_files(request_piece: ReadPiece, part_folder: Path, files: Mapping[s
 def _receive_file(request_piece: ReadPiece, path: Path, entry: Mapping[str, Any], bar: ProgressBar) -> None:
     """Receive one file, after the bytes that an earlier start received, and compare it with its hash."""
     num_bytes, digest = entry["bytes"], hashlib.sha256()
-    if path.is_file():  # it was compared when it came
+    if path.is_file() and hash_of(path) == entry["sha256"]:
         bar.update(num_bytes)
         return
 

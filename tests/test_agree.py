@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.agreement import clean, judge_facts, settings
+from cluster.agreement import clean, code_version, judge_facts, settings
 from cluster.board import Board
 from config.cli import all_options, flat
 from config.keys import LOCAL, allowed_values
@@ -19,7 +19,8 @@ TYPED = {"stages": "0+2+2", "methods": "ar", "sets": "qa", "temperatures": "0",
          "device": "cpu", "prompt_ids": "1,2", "tp": "2,1", "questions": "9", "pipeline_type": "tp"}
 
 
-FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s"}  # of a board
+FACTS = {"host": "b", "address": "10.0.0.1", "code": code_version(), "worker": False,
+         "world": 2, "split": "s"}  # of a board
 
 
 def judged(own, other):

@@ -22,6 +22,7 @@ from config.schema.families import published
 from config.schema.fields import read_config
 from launch.split.gguf import GgufFile, is_current, unpack
 from launch.split.write import Layout, identify
+from model.byte_tokens import ByteTokenizer
 from model.llama import LlamaConfig, Rotary
 from model.text import Text
 from model.weights.checkpoint import GGUF_LIST, Checkpoint
@@ -166,6 +167,35 @@ def test_the_tokenizer_and_its_template_are_read(tmp_path):
     assert tokenizer.chat_template == TEMPLATE
     assert len(tokenizer) == len(TOKENS)
     assert read_config(folder)["eos_token_id"] == 0
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_tokens_with_one_text_are_all_decoded_and_the_last_is_written(tmp_path, monkeypatch, is_special):
+    same_ids = [200, 210, TOKENS.index("he")]
+    for token_id in same_ids[:2]:
+        monkeypatch.setitem(TOKENS, token_id, "he")
+    types = [3 if token_id == 0 or is_special and token_id in same_ids else 1 for token_id in range(len(TOKENS))]
+
+    def change(writer):
+        del writer.kv_data[0]["tokenizer.ggml.token_type"]
+        writer.add_token_types(types)
+
+    folder = unpacked(write(tmp_path / "model.gguf", change=change))
+    tokenizer, text = transformers.AutoTokenizer.from_pretrained(folder), Text(folder)
+    assert len(tokenizer) == len(TOKENS) and tokenizer("he")["input_ids"] == same_ids[-1:]
+    assert [tokenizer.decode([token_id]) for token_id in same_ids] == ["he"] * 3
+    assert tokenizer.decode([*same_ids, *tokenizer("llo")["input_ids"]]) == "hehehello"
+    vocabulary = ByteTokenizer(text.tokenizer, len(TOKENS), [0])
+    assert [vocabulary.tokens[token_id] for token_id in same_ids] == [b"he"] * 3
+
+
+def test_a_big_endian_file_is_named_as_such(tmp_path):
+    writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_block_count(LAYERS)
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    write_out(writer)
+    with refused("model.gguf cannot be read (it is big-endian: take the little-endian file of this model, which"):
+        unpacked(tmp_path / "model.gguf")
 
 
 def test_a_split_unpacks_it_and_the_second_time_keeps_it(tmp_path):

@@ -1,5 +1,6 @@
 """Parts of a model that rank 0 sends to workers: whole, private, continued, and refused where anything is wrong."""
 import hashlib
+import json
 import shutil
 import stat
 from functools import partial
@@ -9,12 +10,13 @@ import pytest
 
 from cluster.agreement import Junk, code_version
 from cluster.board import Board
+from cluster.memberships import NEWEST
 from cluster.rendezvous import Coordinator, WorkerBoard
-from cluster.store import Entries, StoreServer
+from cluster.store import Entries, Store, StoreServer
 from config.cli import parse
 from launch import receive
-from launch.prepare import Prepared, part_number
-from launch.receive import read_piece, received_part
+from launch.prepare import part_number, prepare
+from launch.receive import PartSender, received_part
 from model.weights.parts import MANIFEST, WEIGHTS, Part
 from tests.checkpoints import refused
 from tests.json_files import change_json
@@ -35,8 +37,13 @@ def split_id_of(split):
     return Part(split / "stage_1").split_id
 
 
+def sent(split, rank=1):
+    """What asks rank 0 for the pieces of a rank's part."""
+    return partial(PartSender(lambda rank: split / f"stage_{rank}").piece, rank)
+
+
 def received(split, rank=1):
-    return received_part(partial(read_piece, split / f"stage_{rank}"), split_id_of(split))
+    return received_part(sent(split, rank), split_id_of(split))
 
 
 def test_a_part_is_received_whole_once_and_for_this_user_alone(split):
@@ -50,10 +57,55 @@ def test_a_part_is_received_whole_once_and_for_this_user_alone(split):
 
     def request(name, offset):
         requested.append(name)
-        return read_piece(split / "stage_2", name, offset)
+        return sent(split, 2)(name, offset)
 
     assert received_part(request, split_id_of(split)) == kept
     assert set(requested) == {MANIFEST}
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", MANIFEST])
+def test_what_was_damaged_here_is_received_again_and_nothing_else(split, capsys, name):
+    kept = received(split)
+    with (kept / "stage_1" / name).open("r+b") as file:
+        file.seek(-9, 2)
+        file.write(b"\0")
+    requested = []
+
+    def request(name, offset):
+        requested.append(name)
+        return sent(split)(name, offset)
+
+    assert received_part(request, split_id_of(split)) == kept
+    Part(kept / "stage_1").verify()
+    assert set(requested) == {MANIFEST, name}
+    assert "what has changed of it is received again" in capsys.readouterr().err
+    assert received(split) == kept and capsys.readouterr().err == ""
+
+
+def test_rank_0_shows_how_much_of_each_part_it_has_sent(split, monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, total, desc, **_):
+            self.n, self.total, self.label, self.is_open = 0, total, desc, True
+            bars.append(self)
+
+        def update(self, num_more):
+            self.n += num_more
+
+        def close(self):
+            self.is_open = False
+
+    monkeypatch.setattr(receive, "ProgressBar", Bar)
+    sender, num_bytes = PartSender(lambda rank: split / f"stage_{rank}"), (split / "stage_1" / WEIGHTS).stat().st_size
+    sender.piece(1, "config.json", 0)
+    shown = [(sender.piece(1, WEIGHTS, offset), bars[0].n)[1] for offset in (0, 1000, 0, 1000)]
+    assert shown == [1000, 2000, 1000, 2000] and bars[0].is_open and bars[0].total == num_bytes
+    sender.piece(2, WEIGHTS, 0)
+    sender.piece(1, WEIGHTS, num_bytes - 7)
+    sender.piece(1, WEIGHTS, num_bytes)
+    assert [(bar.label, bar.n == bar.total, bar.is_open) for bar in bars] == [("to rank 1", True, False),
+                                                                              ("to rank 2", False, True)]
 
 
 def test_a_file_that_broke_off_is_continued(split):
@@ -62,11 +114,11 @@ def test_a_file_that_broke_off_is_continued(split):
     def breaks_off(name, offset):
         if name == WEIGHTS and offset > 3000:
             raise ConnectionError
-        return read_piece(split / "stage_1", name, offset)
+        return sent(split, 1)(name, offset)
 
     def goes_on(name, offset):
         offsets.append(offset if name == WEIGHTS else -1)
-        return read_piece(split / "stage_1", name, offset)
+        return sent(split, 1)(name, offset)
 
     with pytest.raises(ValueError):
         received_part(breaks_off, split_id_of(split))
@@ -77,7 +129,7 @@ def test_a_file_that_broke_off_is_continued(split):
 
 def test_what_came_is_kept_if_rank_0_cannot_read_on(split, tmp_path):
     def ends_early(name, offset):
-        return b"" if name == WEIGHTS and offset >= 3000 else read_piece(split / "stage_1", name, offset)
+        return b"" if name == WEIGHTS and offset >= 3000 else sent(split, 1)(name, offset)
 
     with refused("rank 0 could not read on in model.safetensors of this rank's part"):
         received_part(ends_early, split_id_of(split))
@@ -95,7 +147,7 @@ def test_a_folder_of_parts_that_others_may_enter_is_named(split):
 def test_replicas_receive_the_parts_of_the_split_again_whatever_else_lies_there(split):
     (split / "stage_1.old").mkdir()
     assert [part_number(rank, 3) for rank in range(6)] == [0, 1, 2, 1, 2, 1]
-    prepared = Prepared(parse([]), split, None, 3, None)
+    prepared = prepare(parse([f"model_dir={split}", "pipeline_type=ar", "kernel=torch", "prompt_ids=1"]))
     for rank in (1, 2, 3, 4):
         expected = (split / f"stage_{part_number(rank, 3)}" / "config.json").read_bytes()
         assert prepared.piece(rank, "config.json", 0) == expected[:1000]
@@ -114,6 +166,25 @@ def test_only_new_pieces_give_a_rank_more_time(capsys):
     moved = [offset for offset in (0, 1, 1, 0, 2, 2, 3, 9) if moves_deadline(offset)]
     assert moved == [1, 2]
     assert capsys.readouterr().err.count("rank 1 receives its part of the model from here") == 1
+
+
+@pytest.mark.parametrize("workers, gone, advice", [
+    ((1, 2), [1], "its worker comes again by itself"), ((2,), [1], "start run_jetson.sh there again"),
+    ((2,), [1, 2], "start run_jetson.sh there again")])
+def test_a_worker_that_comes_by_itself_is_waited_for(capsys, workers, gone, advice):
+    entries = Entries()
+    root = object.__new__(Coordinator)
+    root.board, root._reported_missing = Board(0, "here", 29500, "", 300, []), ""
+    root.names = ["rank 0", "rank 1", "rank 2"]
+    root._server = SimpleNamespace(patience=5, seats={}, gone_ranks=lambda patience=0: gone)
+    root._store = Store(entries.reply_to_root)
+    root._store.add(NEWEST, 2)
+    for rank in (1, 2):
+        facts = {"host": "b", "code": code_version(), "settings": {}, "worker": rank in workers, "error": "none"}
+        entries.reply(rank, ["set", f"facts/{rank}", json.dumps(facts)])
+    assert root._look_after() == ""
+    names = ", ".join(root.names[rank] for rank in gone)
+    assert capsys.readouterr().err == f"\nflowspec: waiting for {names}: {advice}\n"
 
 
 def changed_weights(split):
@@ -143,7 +214,7 @@ def test_what_is_no_part_of_the_split_is_refused_and_not_kept(split, tmp_path, c
     split_id = split_id_of(split)
     change(split)
     with refused(message):
-        received_part(partial(read_piece, split / "stage_1"), split_id)
+        received_part(sent(split), split_id)
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"]
     assert {path.name for path in kept} <= {"config.json"}
 
@@ -156,8 +227,8 @@ def test_a_disk_without_room_is_refused_before_anything_is_sent(split, monkeypat
 
 def test_only_the_files_of_a_stage_are_sent(split):
     for name in ("tokenizer.json", "../stage_0/config.json", "/etc/passwd", ""):
-        assert read_piece(split / "stage_1", name, 0) == b""
-    assert read_piece(split / "stage_1", "config.json", 10 ** 9) == b""
+        assert sent(split, 1)(name, 0) == b""
+    assert sent(split, 1)("config.json", 10 ** 9) == b""
 
 
 @pytest.mark.parametrize("request_row", [
@@ -174,6 +245,9 @@ def test_a_request_of_another_form_reads_no_file(request_row):
 def test_a_worker_without_keys_receives_nothing():
     worker = object.__new__(WorkerBoard)
     worker.board = Board(1, "192.168.1.11", 29500, "", 1, [])
-    worker._root_facts = {"code": code_version(), "split": "x"}
+    worker._root_facts = {"code": code_version(), "split": "x", "settings": {}}
     with refused("takes its part of the model from rank 0 with keys only: bash scripts/make_k"):
+        worker._prepared(parse([]))
+    worker._root_facts = {"code": "another", "settings": {"temperature": "-1"}}
+    with refused("has other code than rank 0"):
         worker._prepared(parse([]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agreement import Junk, clean, judge_ways
+from cluster.agreement import OTHER_CODE, Junk, clean, code_version, judge_facts, judge_ways
 from cluster.board import Board, Line
 from cluster.heartbeat import Heartbeat
 from cluster.sockets import MAX_STRANGERS
@@ -27,7 +27,7 @@ from tests.tiny import in_threads
 
 HERE = "127.0.0.1"
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202eflowspec: all is well"
-FACTS = {"host": "b", "address": "10.0.0.1", "code": "c",
+FACTS = {"host": "b", "address": "10.0.0.1", "code": code_version(), "worker": False,
          "world": 3, "split": "s", "settings": {"dtype": "auto"},
          "interface": "eth0", "port": 1}
 
@@ -293,7 +293,22 @@ def test_facts_have_all_their_parts_or_are_junk(change):
         found = json.loads(clean("facts/1", json.dumps({**FACTS, **change}).encode()))
     except Junk:
         return
-    assert {name: type(value) for name, value in found.items()} == {name: type(FACTS[name]) for name in FACTS}
+    if found["code"] == FACTS["code"]:
+        assert {name: type(value) for name, value in found.items()} == {name: type(FACTS[name]) for name in FACTS}
+    else:
+        host, code = (one_line(({**FACTS, **change})[name]) for name in ("host", "code"))
+        found.pop("address", None)
+        assert found == {"host": host, "code": code, "settings": {}, "worker": False, "error": OTHER_CODE}
+
+
+@pytest.mark.parametrize("other", [
+    {"code": "d"}, {"code": "d", "news": 1}, {"code": "d", "settings": {"x": []}}], ids=str)
+def test_a_rank_of_another_version_is_named_whatever_its_facts_look_like(other):
+    found = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**FACTS, **change}).encode()))
+             for rank, change in enumerate(({"error": "no disk"}, other))}
+    for written in found, {0: found[1], 1: found[0]}:
+        sentence = judge_facts(written, Board(0, "10.0.0.1", 1, "", 1, ()))
+        assert sentence.startswith("rank 1 (b") and f"{OTHER_CODE} ({written[1]['code']}, not " in sentence
 
 
 @given(st.text())

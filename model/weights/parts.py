@@ -191,6 +191,15 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
                          "download it again")
 
 
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as a manifest has it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(BYTES_AT_ONCE), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 # --- the part of a rank -----------------------------------------------------------------------------------------------
 
 def _hint_if_unsplit(path: Path) -> str:
@@ -341,9 +350,5 @@ class Part:
 
     def _compare(self, name: str, remedy: str) -> None:
         """Raise ValueError if a file has changed since it was written."""
-        digest = hashlib.sha256()
-        with (self.folder / name).open("rb") as file:
-            for block in iter(lambda: file.read(BYTES_AT_ONCE), b""):
-                digest.update(block)
-        if digest.hexdigest() != self.files[name][1]:
+        if hash_of(self.folder / name) != self.files[name][1]:
             raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); {remedy}")
