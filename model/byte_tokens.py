@@ -9,7 +9,7 @@ import secrets
 from importlib import import_module
 from typing import Any, Collection
 
-from model.text import BYTE, decoded, silent
+from model.text import BYTE, SAME_TEXT, decoded, silent
 
 SAMPLE = '{"a": [1, true]}'  # a text that each tokenizer must keep
 SPACE = "\u2581"  # as sentencepiece writes a space in a token
@@ -56,11 +56,12 @@ def _token_bytes(tokenizer: Any, file: dict[str, Any], vocab_size: int) -> list[
     added_names = {entry["content"] for entry in file["added_tokens"]}
     all_bytes = [b""] * vocab_size
 
-    for name, token_id in tokenizer.get_vocab().items():
+    for marked_name, token_id in tokenizer.get_vocab().items():
+        name = marked_name.rstrip(SAME_TEXT)
         hex_byte = BYTE.fullmatch(name)
         if token_id >= vocab_size:
             continue
-        if name in added_names:
+        if marked_name in added_names:
             all_bytes[token_id] = name.encode()
         elif is_byte_level and byte_of_letter.keys() >= set(name):
             all_bytes[token_id] = bytes(map(byte_of_letter.__getitem__, name))

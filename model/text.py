@@ -52,6 +52,7 @@ SHOWN_THOUGHTS = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)  # as an
 ANSWER = "answer"  # a text in place of an answer, to find the token with which a template closes it
 BROKEN = "\ufffd"  # the decoded text of an incomplete character
 CONTEXT_TEXT = "a"  # decoded before a single token, since the first token of a text may lose its space
+SAME_TEXT = "\U0010fffd"  # at the end of a token's name, so that it differs from a later token's with the same text
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so a longer broken text stays broken
 MAX_CONTEXT_TOKENS = 64  # of spaces that are kept as context

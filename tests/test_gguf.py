@@ -170,14 +170,15 @@ def test_the_tokenizer_and_its_template_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("is_special", [False, True])
-def test_tokens_with_one_text_are_all_decoded_and_the_last_is_written(tmp_path, monkeypatch, is_special):
+def test_tokens_with_one_text_are_all_decoded_and_the_last_is_written(tmp_path, is_special):
     same_ids = [200, 210, TOKENS.index("he")]
-    for token_id in same_ids[:2]:
-        monkeypatch.setitem(TOKENS, token_id, "he")
-    types = [3 if token_id == 0 or is_special and token_id in same_ids else 1 for token_id in range(len(TOKENS))]
+    tokens = ["he" if token_id in same_ids else token for token_id, token in enumerate(TOKENS)]
+    types = [3 if token_id == 0 or is_special and token_id in same_ids[:2] else 1 for token_id in range(len(TOKENS))]
 
     def change(writer):
-        del writer.kv_data[0]["tokenizer.ggml.token_type"]
+        for name in ("tokens", "token_type"):
+            del writer.kv_data[0][f"tokenizer.ggml.{name}"]
+        writer.add_token_list(tokens)
         writer.add_token_types(types)
 
     folder = unpacked(write(tmp_path / "model.gguf", change=change))

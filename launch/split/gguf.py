@@ -29,7 +29,7 @@ from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half
 from model.weights.parts import tensor_shapes
 from model.weights.unfold import FUSED_LAYERS
 
-FOLDER_FORM = 5  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
+FOLDER_FORM = 6  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
 PART_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 
 ROPE_FACTORS, LONGROPE_FACTORS = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -459,4 +459,7 @@ def _open(path: Path) -> Any:
                 raise ValueError("it is cut off")
             return values
 
-    return Reader(path)
+    reader = Reader(path)
+    if reader.byte_order == "S":
+        raise ValueError("it is big-endian: take the little-endian file of this model, which is the usual one")
+    return reader

@@ -6,10 +6,11 @@ other pieces would be other tokens, without an error.
 """
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from config.schema.untrusted import short_repr
-from model.text import TURN_ENDS
+from model.text import SAME_TEXT, TURN_ENDS
 
 Metadata = Callable[..., Any]  # `metadata(key, default)` returns a value of the tokenizer's metadata
 
@@ -131,6 +132,7 @@ class Vocabulary:
                 raise ValueError(f"it has {len(self.tokens)} tokens, but {len(entries)} entries in its {key}")
         if self.kind == PIECES:
             self._write_spaces()
+        self._tell_apart()
         self.ids = dict(PIECES_IDS) if self.kind == PIECES else {}
 
         for role, key in ROLES.items():
@@ -189,6 +191,14 @@ class Vocabulary:
             if token_type == USER_DEFINED:
                 self.tokens[token_id] = token.replace(SPACE, " ")
 
+    def _tell_apart(self) -> None:
+        """Mark all but the last of the tokens with one text: a tokenizer has one of each name, and drops the others."""
+        num_later: Counter[str] = Counter()
+        for token_id in reversed(range(len(self.tokens))):
+            token = self.tokens[token_id]
+            self.tokens[token_id] = token + SAME_TEXT * num_later[token]
+            num_later[token] += 1
+
     def _ids_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
@@ -213,7 +223,7 @@ class Vocabulary:
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in way_to_split.patterns]
         to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_letters])
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(SAME_TEXT, ""), decoders.ByteLevel()])
         return tokenizer, way_to_split.adds_bos
 
     def _piece_tokenizer(self) -> tuple[Any, bool]:
@@ -238,5 +248,6 @@ class Vocabulary:
         tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
         strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
         tokenizer.decoder = decoders.Sequence([
-            decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+            decoders.Replace(SAME_TEXT, ""), decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+            *strip])
         return tokenizer, True
