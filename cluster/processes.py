@@ -32,7 +32,7 @@ from typing import Any, Iterator, Mapping, MutableMapping, NoReturn, Sequence
 from cluster.folder import RENDEZVOUS, Folder, private_folder
 from cluster.heartbeat import report_loss, reported_loss
 from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, die, interrupt, say
-from config.failure import FILES, SPACE, explain, limit_remedy
+from config.failure import CUT_FILE, FILES, SPACE, explain, limit_remedy
 
 HUNG_KEY = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
 CTRL_C_KEY = "ctrl_c"  # in the store: set while rank 0 handles Ctrl-C itself
@@ -333,6 +333,8 @@ def _death(rank: int, signal_number: int) -> str:
     message = f"rank {rank} was killed ({signal.Signals(signal_number).name})"
     if signal_number == signal.SIGKILL:
         return f"{message}: by hand, or by the system if memory ran short, as dmesg would show"
+    if signal_number == signal.SIGBUS:
+        return f"{message}: {CUT_FILE}"
     reason = limit_remedy(SPACE) if signal_number != signal.SIGTERM else ""
     return f"{message}: {reason}" if reason else message
 

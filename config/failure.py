@@ -45,6 +45,8 @@ class Shortage(NamedTuple):
     other_remedy: str
 
 
+CUT_FILE = ("a file was cut while it was in use, or its disk failed (SIGBUS), most likely the model's weights: copy or "
+            "split the model again, then start again")
 MEMORY = "ulimit -v allows a process {:.2f} GB: raise it, as in ulimit -v unlimited"
 SPACE = Shortage([errno.ENOMEM], ["allocate memory", "out of memory", "bad_alloc", "failed to map segment"],
                  "there is not enough memory", resource.RLIMIT_AS, MEMORY,

@@ -13,6 +13,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from config.failure import CUT_FILE
 from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.run import run
@@ -41,7 +43,7 @@ from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized
 from scripts import generate
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
-from tests.saved import PROMPT, answer_of
+from tests.saved import PROMPT, answer_of, run_program
 from tests.tiny import SPECULATIVE, Oracle, Tiny, admit_text, pipeline, write
 
 try:
@@ -424,6 +426,28 @@ def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, caps
     assert ("kernel=torch, since there is no C compiler" in capsys.readouterr().err) == levels()[0].is_faster
     assert run(generate.GENERATE, (*asked, "kernel=native")) == 2
     assert "kernel=native is not possible here: there is no C compiler" in capsys.readouterr().err
+
+
+READS_A_CUT_FILE = """
+import os, sys
+import numpy as np
+from model.native.compiler import library
+library()
+mapped_bytes = np.memmap(sys.argv[1], np.uint8, "r")
+os.truncate(sys.argv[1], 4096)
+print(mapped_bytes[5000])
+"""
+
+
+@pytest.mark.parametrize("options, code, sentences", [
+    ((), 2, [f"flowspec: {CUT_FILE}"]), (("-X", "faulthandler"), -signal.SIGBUS, [])])
+def test_a_mapped_file_that_was_cut_ends_a_program_with_one_sentence_unless_it_handles_that(
+        tmp_path, options, code, sentences):
+    (tmp_path / "weights").write_bytes(bytes(10_000))
+    done = run_program(sys.executable, *options, "-c", READS_A_CUT_FILE, str(tmp_path / "weights"))
+    assert done.returncode == code and done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if line.startswith("flowspec: ")] == sentences
+    assert options or len(done.stderr.splitlines()) == 1
 
 
 # --- linear layers outside of a stage ---------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def test_a_launcher_needs_no_torch():
     ("0 0 0", 0, ""),
     ("3 0 0", 3, ""),  # the command's own verdict
     ("wait kill:9 wait", 75, "rank 1 was killed (SIGKILL): by hand, or by the system if memory ran short"),
+    ("wait kill:7 wait", 75, "rank 1 was killed (SIGBUS): a file was cut while it was in use, or its disk failed"),
     ("deaf deaf kill:9", 75, "rank 2 was killed (SIGKILL)"),  # and not those that the launcher kills then
     ("kill:15 deaf deaf", 75, "rank 0 was killed (SIGTERM)"),
     ("kill:11 75 75", 75, "rank 0 was killed (SIGSEGV)"),

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from config.failure import CUT_FILE
 from config.files import cache_folder, make_private_folder
 
 SOURCE_FOLDER = Path(__file__).resolve().parent
@@ -27,6 +28,7 @@ STRICT_FLAGS = (  # floating point as written: see lanes.h
 COMPILE_SECONDS = 300  # at most; it takes two on an idle machine
 HASH_BYTES = hashlib.sha256().digest_size
 POINTER_BYTES = 8  # on smaller machines, floating point may be wider than its type
+BUS_SENTENCE = f"flowspec: {CUT_FILE}\n".encode()
 INSTALL = "on Debian and Ubuntu: sudo apt install gcc libc6-dev"
 
 
@@ -80,7 +82,9 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         library_file = folder / f"{used_level.name}-{_digest(compiler, used_level)}.so"
         if not is_whole(library_file):
             _compile(compiler, used_level, library_file)
-        return ctypes.CDLL(str(library_file))
+        loaded_library = ctypes.CDLL(str(library_file))
+        loaded_library.slice_explain_bus_errors(BUS_SENTENCE)
+        return loaded_library
     except OSError as error:
         raise ValueError(f"the native kernels cannot be stored or loaded: {error}") from error
 

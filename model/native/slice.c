@@ -26,9 +26,12 @@
  * Shapes: T rows of a segment, D hidden size, H heads, K key/value heads, E head dimension, R rotated dimensions of a
  * head, N outputs and I inputs of a weight, G groups of inputs.
  */
+#define _POSIX_C_SOURCE 200809L /* sigaction */
 #include <math.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "lanes.h"
 #include "pool.h"
@@ -899,6 +902,24 @@ static bool reserve(Slice *slice, Run *run) {
 }
 
 /* --- what Python calls -------------------------------------------------------------------------------------------- */
+
+static const char *bus_sentence;
+
+static void end_by_bus_error(int number) {
+    (void)number;
+    ssize_t num_written = write(STDERR_FILENO, bus_sentence, strlen(bus_sentence));
+    _exit(num_written < 0 ? 1 : 2);
+}
+
+/* Let SIGBUS, which the read of a mapped file that was cut causes, end this process with a sentence, unless the program
+ * handles it already. */
+EXPORTED void slice_explain_bus_errors(const char *sentence) {
+    struct sigaction action;
+    if (sigaction(SIGBUS, NULL, &action) || action.sa_handler != SIG_DFL) return;
+    bus_sentence = sentence;
+    action.sa_handler = end_by_bus_error;
+    sigaction(SIGBUS, &action, NULL);
+}
 
 /* Write how weights of 8 and of 4 bits are to be packed: UNIT_INT8, OFFSET_INT8, UNIT_INT4. */
 EXPORTED void slice_packing(int64_t to[3]) {
