@@ -61,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
-    parser.add_argument("--eagle", metavar="DIR", default=AUTO_HEAD, help="the EAGLE draft head of the model "
+    parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model "
                         "(safetensors or .bin), or none; default: that of a preset's model, if it is here and fits")
     parser.add_argument("--quant", choices=QUANTIZATIONS, default="none", help="quantize the layers' weights: "
                         "smaller folders, less exact text; LM head and draft head are not quantized")
@@ -84,7 +84,7 @@ def write(args: argparse.Namespace) -> list[Part]:
         raise ValueError(str(problem).replace("tp=", "--tp ")) from None
     layout = Layout(args.quant, run_keys.speeds)
     stages = args.stages or ""
-    eagle_dir = None if args.eagle == "none" else args.eagle
+    eagle_dir = None if args.eagle == "none" else args.eagle or AUTO_HEAD
     part_dirs = split(args.model_dir, args.out_dir, stages, eagle_dir, layout=layout)
     return [Part(folder) for folder in part_dirs]
 

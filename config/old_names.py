@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Collection
 
-# the old name: the key of today, and what to write
+# the old name: the key of today, or an empty text if that depends on the command; and what to write
 OLD_NAMES = {
     **dict.fromkeys(("init_topk", "expand_topk", "stream_topk"), ("width", "write width=NUMBER")),
     **dict.fromkeys(("init_subseq_token", "expand_subseq_token", "stream_subseq_token"),
@@ -24,6 +24,17 @@ OLD_NAMES = {
     "picture": ("accounting", "the table shows mean and deviation of the texts: leave it out"),
     "table": ("S", "all tables are printed: leave it out"),
     "simul_type": ("maximum_correct_tokens", "SI and DSI are both simulated: leave it out"),
+    "EAGLE_model_path": ("eagle_dir", "write eagle_dir=FOLDER"),
+    "your_message": ("prompt", "write prompt=TEXT"),
+    "tp_type": ("pipeline_type", "write pipeline_type=tp or pipeline_type=galaxy"),
+    "dataset_names": ("", "write sets=NAME,NAME in an evaluation, question_file=FILE in a run"),
+    "extra_name": ("", "write results=FOLDER in an evaluation, output=FILE in a run"),
+    "pipeline_types": ("", "write methods=NAME,NAME in an evaluation, pipeline_type=NAME in a run"),
+    "model_name": ("", "write a preset first, as vicuna-7b, or model=NAME"),
+    "password": ("", "no password is stored, since ssh and sudo ask for it: leave it out"),
+    "interface": ("", "write interface=NAME on the board's line of the hosts file, or set GLOO_SOCKET_IFNAME"),
+    **dict.fromkeys(("load_results", "load_csv"), ("", "a table takes seconds and is not loaded: leave it out")),
+    "online": ("", "no map is drawn by events, which the published simulator does not end: leave it out"),
     "num_stage": ("stages", "write stages=NUMBER, without rank 0"),
     "temperatures": ("temperature", "write temperature=NUMBER; an evaluation takes temperatures"),
     "recover_seconds": ("recover", "write recover=SECONDS"),
@@ -45,6 +56,9 @@ SPD_ADVICE = ("write pipeline_type=streaming and draft=eagle+suffix, which are f
 OLD_VALUES = {
     "pipeline_type=auto": "leave pipeline_type out for the default, or simulate methods and splits by python3 -m "
                           "scripts.plan profile=NAME",
+    **dict.fromkeys(("quant=True", "quant=true"), "write quant=fp4 for the original's 4 bits, or quant=int4, which is "
+                                                  "faster on a CPU"),
+    **dict.fromkeys(("quant=False", "quant=false"), "write quant=none"),
     **dict.fromkeys(("pipeline_type=spd", "draft=spd", "draft=spd+suffix"), SPD_ADVICE),
 }
 
@@ -69,4 +83,4 @@ def instead_of(key_name: str, value: str, names: Collection[str]) -> str:
 def advice_for(old_name: str, keys: Collection[str]) -> str:
     """Return what to write in place of an old name, or an empty text if it is none, or a command lacks the key."""
     key, advice = OLD_NAMES.get(old_name, ("", ""))
-    return advice if key in keys else ""
+    return advice if not key or key in keys else ""

@@ -23,7 +23,7 @@ from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.console import Words, say
 from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
-from config.keys import HELP, in_full, keys_with, preset_of, raw_values
+from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
@@ -40,6 +40,8 @@ FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model
                 "run_pipe.sh toy")
 KeysClass = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
+# keys without a value until somebody writes one into config/run_config.py, as the original asks for; presets have some
+EDITED_KEYS = ("model", "model_dir", "base_dir", "eagle_dir", "ssm", "stages", "prompt", "question_file", "ablate")
 HEAD_REASON = "this draft head fits the model"
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
@@ -62,17 +64,39 @@ def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Res
 
     Raises ValueError, with the fix, for what cannot work.
     """
-    words = with_model(argv)
+    typed_words = in_full(argv)
+    defaults = early_defaults(typed_words)
+    words = with_model(_with_values(typed_words, defaults))
     keys = parse(words, command, kind=kind)
 
-    defaults = left_open(words, keys)
-    kept_words = [word for word in words if word.partition("=")[0] not in defaults]
-    words = [*kept_words, *(f"{key}={value}" for key, (value, _) in defaults.items())]
-    if defaults:
+    later_defaults = left_open(words, keys)
+    if later_defaults:
+        words = _with_values(words, later_defaults)
         keys = parse(words, command, kind=kind)
 
+    defaults.update(later_defaults)
     reasons = [f"{key}={value}, since {reason}" for key, (value, reason) in defaults.items() if reason]
     return Resolved(words, keys, "; ".join(reasons))
+
+
+def _with_values(words: Words, defaults: Defaults) -> list[str]:
+    """Return the words with these values of keys, in place of those that they have."""
+    kept_words = [word for word in words if word.partition("=")[0] not in defaults]
+    return [*kept_words, *(f"{key}={value}" for key, (value, _) in defaults.items())]
+
+
+def early_defaults(words: Words) -> Defaults:
+    """Return defaults that must be known before a preset: those that a user has edited, and what link=torch needs."""
+    raw = raw_values(words)
+    typed_keys = raw.keys() | ({"base_dir"} if "model" in raw else set())
+    key_facts = facts_by_name(RunConfig)
+    defaults: Defaults = {
+        name: (getattr(RunConfig, name), "config/run_config.py says so") for name in EDITED_KEYS
+        if getattr(RunConfig, name) and typed_keys.isdisjoint({name, *key_facts[name].discarded_by})}
+
+    if raw.get("link") == "torch" and "recover" not in raw:
+        defaults["recover"] = "false", "link=torch cannot regain a lost rank"
+    return defaults
 
 
 def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:

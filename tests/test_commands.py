@@ -119,6 +119,17 @@ def test_a_package_of_the_server_that_is_not_there_is_reported_with_the_command_
     assert environment.missing_package("") == ""
 
 
+@pytest.mark.parametrize("script", ["run_pipe_eval.sh", "run_pipe_eval_13B.sh", "run_jetson_eval.sh",
+                                    "run_jetson_eval_13B.sh", "eval/run_jetson_eval.sh"])
+def test_a_command_of_the_original_is_found_where_its_readme_looks_for_it(script, tmp_path):
+    folder, name = (ROOT / script).parent, Path(script).name
+    (tmp_path / "bash").write_text('#!/bin/sh\nrealpath "$1"; shift; echo "$@"\n')
+    (tmp_path / "bash").chmod(0o755)
+    found = run_program("/bin/bash", name, "a b", "c", cwd=folder,
+                        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert found.stdout == f"{ROOT / 'scripts' / name}\na b c\n", found.stderr
+
+
 @pytest.mark.parametrize("name", "check_clients check_legacy check_setup netem netns_cluster push".split())
 def test_a_script_shows_all_that_stands_at_its_top(name):
     script = ROOT / "scripts" / f"{name}.sh"

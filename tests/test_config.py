@@ -236,16 +236,28 @@ def test_every_old_name_in_the_page_on_moving_is_a_key_or_known_with_the_key_of_
     ("init_topk=10", "unknown key init_topk: write width=NUMBER"),
     ("expand_subseq_token=16", "unknown key expand_subseq_token: write subseq_token=NUMBER"),
     ("num_stage=5", "unknown key num_stage: write stages=NUMBER, without rank 0"),
+    ("EAGLE_model_path=x", "write eagle_dir=FOLDER"), ("your_message=x", "write prompt=TEXT"),
+    ("dataset_names=x", "write sets=NAME,NAME in an evaluation"), ("extra_name=x", "write results=FOLDER in an"),
+    ("tp_type=tp", "write pipeline_type=tp or pipeline_type=galaxy"),
+    ("pipeline_types=ar", "write methods=NAME,NAME in an evaluation"), ("model_name=x", "write a preset first"),
+    ("password=x", "no password is stored"), ("interface=eth0", "write interface=NAME on the board's line"),
     ("none_expand=true", "unknown key none_expand: it is on, and ablate=none_expand turns it off")])
 def test_an_old_name_is_answered_with_the_key_of_today(word, advice):
     with refused(advice):
         parsed([word], RUN_KEYS)
 
 
+@pytest.mark.parametrize("word, advice", [
+    ("quant=True", "write quant=fp4 for the original's 4 bits"), ("quant=false", "write quant=none")])
+def test_an_old_value_is_answered_with_the_value_of_today(word, advice):
+    with refused(f"{word} is unknown: {advice}"):
+        parse([word])
+
+
 def test_the_keys_of_today_that_old_names_lead_to_exist():
     keys = {option.name for config_class in (RunConfig, EvalConfig, PlanConfig) for option in options(config_class)}
     simulated_keys = {option.name for config_class in (Heatmap, Online, Paper) for option in options(config_class)}
-    assert {key for key, _ in OLD_NAMES.values()} <= keys | simulated_keys
+    assert {key for key, _ in OLD_NAMES.values()} <= keys | simulated_keys | {""}
     assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
     assert advice_for("init_topk", {"stages"}) == "", "the command has no width"
 

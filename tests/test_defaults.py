@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from config.cli import parse
-from config.presets import PRESETS
+from config.presets import PRESETS, TOY
+from config.run_config import RunConfig
 from config.serve_config import ServeConfig
 from eval.command import evaluate
 from eval.keys import EvalConfig
@@ -67,6 +68,37 @@ def test_a_head_of_the_repository_drafts_for_a_model_of_its_name_and_sizes(tmp_p
     assert resolve([*words, "eagle_dir="]).keys.draft == "suffix"
     change_json(model / "config.json", vocab_size=1000)
     assert resolve(words).keys.draft == "suffix"
+
+
+@pytest.mark.parametrize("typed, model, stages", [
+    ([], "edited", "2"), (["vicuna-7b"], "edited", "2"), (["vicuna-7b", "stages=4"], "edited", "4"),
+    (["base_dir={typed}"], "typed", "1"), (["model={typed}"], "typed", "1")], ids=str)
+def test_a_default_that_is_edited_in_the_file_wins_over_a_preset_and_says_so(
+        typed, model, stages, tmp_path, monkeypatch, capsys):
+    folders = {name: shutil.copytree(TOY / "llama", tmp_path / name) for name in ("edited", "typed")}
+    monkeypatch.setattr(RunConfig, "base_dir", str(folders["edited"]))
+    monkeypatch.setattr(RunConfig, "stages", "2")
+    resolved = resolve([word.format(typed=folders["typed"]) for word in [*typed, "template=none"]])
+    resolved.report()
+    assert (resolved.keys.base_dir, resolved.keys.stages) == (str(folders[model]), stages)
+    sentence = f"base_dir={folders['edited']}, since config/run_config.py says so"
+    assert (sentence in capsys.readouterr().err) == (model == "edited")
+
+
+@pytest.mark.parametrize("words, recover, is_said", [
+    (["link=torch"], "false", True), (["--link", "torch"], "false", True), ([], "60", False),
+    (["link=torch", "recover=false"], "false", False)])
+def test_link_torch_alone_is_without_recovery_and_says_so(words, recover, is_said, capsys):
+    resolved = resolve(["toy", *words])
+    resolved.report()
+    assert resolved.keys.recover == recover
+    sentence = "flowspec: recover=false, since link=torch cannot regain a lost rank\n"
+    assert capsys.readouterr().err == sentence * is_said
+
+
+def test_link_torch_with_recovery_is_refused():
+    with refused("link=torch cannot regain a lost rank: add recover=false"):
+        resolve(["toy", "link=torch", "recover=30"])
 
 
 @pytest.fixture

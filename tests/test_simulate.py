@@ -16,11 +16,13 @@ import pytest
 from config.keys import allowed_values, options, read_keys
 from config.presets import ROOT
 from config.values import Range
+from eval.dsi import original
 from eval.dsi.command import COMMANDS, main
 from eval.dsi.formulas import least_lookahead, servers_needed
 from eval.dsi.keys import Heatmap, Offline, Online, Simulation
 from eval.tables import in_columns
 from tests.checkpoints import refused
+from tests.saved import run_program
 
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
 
@@ -53,6 +55,32 @@ def test_an_interrupt_ends_a_command_without_a_traceback(inherited):
     out, _ = ran.communicate()
     assert (ran.returncode, out) == (128 + signal.SIGINT, b"")
     assert b"Traceback" not in shown
+
+
+@pytest.mark.parametrize("typed, words", [
+    ("", "offline accounting=original"), ("simul.c=.05", "offline accounting=original c=.05"),
+    ("type=sanity simul.num_target_servers=None simul.S=50", "offline accounting=original num_target_servers=0 S=50"),
+    ("type=heatmap heatmap.ndim=20", "heatmap accounting=original ndim=20"), ("--type table", "paper")])
+def test_the_command_line_of_the_published_simulator_is_a_command(typed, words, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(original, "simulate", lambda argv: ran.append(argv) or 0)
+    assert original.main(typed.split()) == 0 and ran == [words.split()]
+    assert capsys.readouterr().err == f"flowspec: this is python3 -m scripts.simulate {words}\n"
+
+
+@pytest.mark.parametrize("typed, sentence", [
+    ("load_results=x", "unknown key load_results: a table takes seconds and is not loaded: leave it out"),
+    ("type=heatmap heatmap.online=True", "unknown key online: no map is drawn by events"),
+    ("type=heat", "unknown type heat: did you mean heatmap?")])
+def test_what_is_not_possible_in_the_published_command_line_says_what_to_type(typed, sentence):
+    done = run_program(sys.executable, "-m", "dsi", *typed.split())
+    assert (done.returncode, done.stdout) == (2, "") and f"flowspec: {sentence}" in done.stderr
+
+
+def test_the_published_command_computes_what_the_command_of_this_project_does():
+    words = ["offline", "accounting=original", "c=.05", "S=100"]
+    theirs = run_program(sys.executable, "-m", "dsi", "simul.c=.05", "simul.S=100")
+    assert theirs.returncode == 0 and theirs.stdout == run_program(*COMMAND, *words).stdout != ""
 
 
 def test_an_unknown_command_is_refused(output_of, capsys):

@@ -73,6 +73,7 @@ ROWS = {  # flags, and the keys that they set
     "-pipeline-parallelism-degree 3": "stages=3",
     "-tensor-parallelism-degree 2": "tp=2",
     "--max-tokens-per-prefilling-batch 32": "prefill_chunk=32",
+    "--max-requests-per-batch 4": "max_requests=4",
     "-prompt asked.json": "question_file=asked.json template=none",
     "-output-file out": "lines=out",
     f"-llm-model {LLM} -ssm-model {SSM}": f"base_dir={LLM} ssm={SSM}",

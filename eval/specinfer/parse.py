@@ -65,11 +65,12 @@ FLAGS = (
     Flag("pipeline-parallelism-degree", "stages", "number of stages, each with a share of the layers", INT),
     Flag("tensor-parallelism-degree", "tp", "ranks that share the layers of a stage", INT),
     Flag("max-tokens-per-prefilling-batch", "prefill_chunk", "tokens of the prompt per segment", INT),
+    Flag("max-requests-per-batch", "max_requests", "requests answered at once", INT),
     Flag("config-file", "config_file", "JSON object with options of SpecInfer's Python programs; each is a flag", FILE),
 )
 IGNORED = """
     tokenizer llm-config ssm-config refresh-cache max-tree-width max-tree-depth data-parallelism-degree
-    max-requests-per-batch max-tokens-per-batch max-tokens-per-ssm-batch num-kv-cache-slots offload
+    max-tokens-per-batch max-tokens-per-ssm-batch num-kv-cache-slots offload
     offload-reserve-space-size ll:gpu ll:cpu ll:util ll:fsize ll:zsize ll:csize ll:rsize ll:streams ll:stacksize
     benchmarking warmup verbose profiling inference-debugging profiling-folder level logfile lg:prof lg:prof_logfile
     fusion enable-peft enable-peft-finetuning no-special-tokens baseline-latency-ms ssm-spec-latency-ms

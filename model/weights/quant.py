@@ -10,6 +10,7 @@ import logging
 import math
 import re
 from typing import Any, Iterator, Mapping, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -43,10 +44,19 @@ def kind_on(device: torch.device, quantization: str) -> str:
     return quantization if is_library_kind else IN_BLOCKS.get(quantization, quantization)
 
 
+def _as_it_is(function: T, **options: Any) -> T:
+    return function
+
+
 def library() -> Any:
-    """Import bitsandbytes' functions, without its warnings about missing kernels."""
+    """Import bitsandbytes' functions, without its warnings about missing kernels, and without torch's compiler.
+
+    Nothing is compiled for the devices that are used here, and each rank would take seconds to import that compiler:
+    for functions that ask for it, and for kernels that it must not see.
+    """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import bitsandbytes.functional
+    with patch.multiple(torch, create=True, compile=_as_it_is, _disable_dynamo=_as_it_is):
+        import bitsandbytes.functional
 
     return bitsandbytes.functional
 

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# scripts/run_jetson_eval_13B.sh, where the original's README looks for it.
+exec bash "$(dirname "${BASH_SOURCE[0]}")/scripts/run_jetson_eval_13B.sh" "$@"
