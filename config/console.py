@@ -141,18 +141,22 @@ def enter(*package_names: str) -> None:
 
     Without an environment, or if that lacks the package too, print a message and end the program.
     """
+    missing_name = enter_if_possible(*package_names)
+    if missing_name:
+        say(missing_package(missing_name))
+        sys.exit(EXIT_WRONG)
+
+
+def enter_if_possible(*package_names: str) -> str:
+    """Like `enter`, but return the first package that is missing, if there is no environment or it lacks it too."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
     missing_name = next((name for name in package_names if find_spec(name) is None), "")
-    if not missing_name:
-        return
 
     pythons = [ROOT / name for name in PROJECT_PYTHONS if os.access(ROOT / name, os.X_OK)]
-    if pythons and ENTERED_VARIABLE not in os.environ:
+    if missing_name and pythons and ENTERED_VARIABLE not in os.environ:
         os.environ[ENTERED_VARIABLE] = sys.executable
         os.execv(pythons[0], [os.fsencode(pythons[0]), *process_words()])
-
-    say(missing_package(missing_name))
-    sys.exit(EXIT_WRONG)
+    return missing_name
 
 
 def missing_package(name: str) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from cluster.board import addresses as _addresses
-from config.console import NEEDED_PACKAGES, enter, run
+from config.console import NEEDED_PACKAGES, enter, enter_if_possible, run
 from config.presets import ROOT, STORY_PROMPT
 from config.schema.untrusted import reason
 from launch.available import available
@@ -317,6 +317,8 @@ def main(argv: list[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="word", help="words of a run with a draft head, as model_dir=DIR")
     words = parser.parse_args(typed_words).words
+    if argv is None:
+        enter_if_possible(*NEEDED_PACKAGES)  # else it reports what this Python lacks
     warnings.simplefilter("ignore")  # packages warn and log about themselves; the findings are printed here
     logging.disable(logging.CRITICAL)
 

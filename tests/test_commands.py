@@ -102,6 +102,13 @@ def test_what_needs_no_packages_runs_in_the_python_that_was_typed(clone, command
     assert ran.returncode == 0 and ran.stdout.startswith(f"usage: python3 -m {command}"), ran.stderr
 
 
+def test_the_doctor_examines_the_environment_and_without_one_the_python_that_was_typed(clone):
+    alone = clone.run("scripts.doctor")
+    assert alone.returncode == 1 and "missing: torch cannot be imported" in alone.stdout
+    clone.environment(".venv", OTHER)
+    assert clone.run("scripts.doctor").stdout.startswith("again: -S -m scripts.doctor\nok: Python")
+
+
 def test_what_needs_packages_of_a_command_that_needs_none_runs_in_the_environment(clone):
     clone.environment(".venv", OTHER)
     assert clone.run("scripts.doctor", "gpu", "--help").stdout == "again: -S -m scripts.doctor gpu --help\n"

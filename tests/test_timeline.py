@@ -116,6 +116,24 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
     assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err
 
 
+def test_a_guess_that_grew_before_anything_was_sent_belongs_to_its_request_and_not_to_a_measurement():
+    def span(begin, name, **facts):
+        return {"rank": 0, "name": name, "t0": begin, "t1": begin + 0.5, "thread": "main", **facts}
+
+    def sent(begin, nodes, parents, num_text):
+        return span(begin, "send", nodes=nodes, tokens=nodes, parents=parents, text=num_text)
+
+    spans = [sent(0, [0], [0], 1), span(1, "reset", tip=0, token=0, parent=0),
+             span(2, "request", answer=[12]),
+             span(3, "grow", nodes=[12], tokens=[12], parents=[11], scores=[0.0], gone=[]),
+             sent(4, [10, 11], [10, 10], 2), sent(5, [12], [11], 0)]
+    found = RunHistory(spans).data()
+    assert [(node["id"], node["request"]) for node in found["nodes"]] == [(12, 0), (10, 0), (11, 0)]
+    assert [segment["nodes"] for segment in found["segments"]] == [[10, 11], [12]]
+    assert [(event["kind"], event["what"]) for event in found["events"]] == [("grow", 12), ("send", 0), ("send", 1)]
+    assert [request["answer"] for request in found["requests"]] == [[12]]
+
+
 of_one_method = pytest.mark.parametrize("ran", ["continuous"], indirect=True)
 
 

@@ -47,7 +47,7 @@ class RunHistory:
         self._unjudged: deque[int] = deque()  # segments that are not judged yet
         self._segment_by_id: dict[int, int] = {}  # by the ids that its rows have on their way
         self._has_replicas = any("ids" in span for span in spans)  # whether segments go to several replicas
-        self._next_answer: list[int] | None = None  # the answer of the next request
+        self._num_unsent = 0  # requests that have begun, and sent nothing yet
 
         handlers = {
             "send": self._send, "grow": self._grow, "judge": self._judge,
@@ -79,9 +79,9 @@ class RunHistory:
         nodes, num_text = span["nodes"], span["text"]
 
         if any(node == parent for node, parent in zip(nodes, span["parents"])):
-            self.requests.append({"from": sent_at, "to": None,
-                                  "answer": self._next_answer, "said": False})
-            self._next_answer = None
+            if not self._num_unsent:  # it only measures the pipeline
+                self._begin(sent_at, None)
+            self._num_unsent -= 1
         request = self.requests[-1] if self.requests else {}
 
         for row_index, row in enumerate(zip(nodes, span["tokens"], span["parents"])):
@@ -150,8 +150,12 @@ class RunHistory:
             self._note(span["t0"], "end", len(self.requests) - 1, 0)
 
     def _request(self, span: HistoryEntry) -> None:
-        """Keep the settled tokens of the answer; this span begins before all others."""
-        self._next_answer = span["answer"]
+        """Begin a request with its answer: this span begins before all others, also before a growth without a send."""
+        self._begin(span["t0"], span["answer"])
+
+    def _begin(self, begun_at: float, answer: list[int] | None) -> None:
+        self._num_unsent += 1
+        self.requests.append({"from": begun_at, "to": None, "answer": answer, "said": False})
 
     def _settle(self, tip: int, settled_at: float) -> None:
         """Continue the text to `tip`: the nodes on the way there settle, and guesses beside it die."""
