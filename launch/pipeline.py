@@ -499,12 +499,6 @@ class Pipeline:
         """The seconds of plain decoding per token of each request, by the number of requests at once, above 1."""
         return batch_seconds(self.ring, self.config.max_requests, self.spec.context)
 
-    @property
-    def plain_rate(self) -> tuple[float, bool]:
-        """Tokens per second of plain decoding, and whether they were measured; else estimated from a round trip."""
-        measured_rate = self.ring.pacing.fallback.measured_plain_rate
-        return measured_rate or 1 / max(self.round_trip, 1e-9), bool(measured_rate)
-
     @cached_property
     def round_trip(self) -> float:
         """The approximate seconds of a token by plain decoding: one row once round the ring, by a few passes."""

@@ -60,6 +60,7 @@ class Answer:
     sources: Counter[str] = field(default_factory=Counter)  # number of guesses of each source that became text
     divergence: float = 0.0  # in nats, over all tokens: of a lossy rule's distribution of texts from the target's (KL)
     plain_tokens: int = 0  # tokens decoded without guessing, since guessing was slower
+    plain_seconds: float = 0.0  # of these tokens, but for the first one of the answer
     trial_tokens: float = 0.0  # that plain decoding would have written more, while guesses were tried and did not pay
     finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (full)
 
@@ -81,6 +82,11 @@ class Answer:
     def decode_rate(self) -> float:
         """Tokens per second after the first token."""
         return (self.new_tokens - 1) / max(self.decode_seconds, 1e-9)
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of the answer's rounds without guesses; 0 if there were not two."""
+        return max(0, self.plain_tokens - 1) / self.plain_seconds if self.plain_seconds else 0.0
 
     @property
     def mean_accepted_length(self) -> float:

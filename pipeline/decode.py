@@ -95,6 +95,7 @@ class Decoding:
             num_verifications = tree.num_verifications - self._prefill_verifications
             num_empty = num_verifications - len(answer.accepted_lengths) - 1
             answer.accepted_lengths += [*[0] * num_empty, len(new_tokens)]
+        round_seconds = seconds - answer.seconds if answer.token_ids else 0.0
         answer.decode_seconds = seconds - answer.prefill_seconds
 
         # facts about each token, from the node before it and from its own
@@ -104,7 +105,9 @@ class Decoding:
         for node in tree.trunk[-len(tokens):]:
             proposals = tree.nodes[node].proposals
             answer.sources.update(proposals.keys())
-            answer.plain_tokens += not proposals and not target.guesses
+            is_plain = not proposals and not target.guesses
+            answer.plain_tokens += is_plain
+            answer.plain_seconds += round_seconds / len(tokens) * is_plain
 
         # totals so far
         answer.misses = max(tree.num_misses, 0)

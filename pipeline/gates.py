@@ -156,11 +156,6 @@ class Fallback:
             self._rest(REST_TOKENS)
 
     @property
-    def measured_plain_rate(self) -> float:
-        """Tokens per second of a single request without guesses, by the rounds of a rest; 0 before the first one."""
-        return self._plain_rates[1].mean
-
-    @property
     def _plain_rate(self) -> float:
         """Tokens per second of each request without guesses."""
         return self._plain_rates[self._num_running].mean or 1 / self._costs.round_seconds(self._num_running)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from config.console import say, show
@@ -23,7 +24,7 @@ from pipeline.requests import Ring
 from serve.metrics import Metrics
 from serve.protocol import Choice, Refused
 from serve.start_line import PipelineFacts
-from serve.text_chunks import Pieces, checked_prompt_ids, snapshot, speed_facts
+from serve.text_chunks import Pieces, checked_prompt_ids, snapshot
 
 SNAPSHOT_INTERVAL = 0.05  # seconds between two snapshots of an answer
 RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
@@ -325,7 +326,8 @@ class Engine(RequestLoop):
         now = time.monotonic()
         if job.sends_snapshots and job.generation is not None and now - job.last_snapshot_at >= SNAPSHOT_INTERVAL:
             job.last_snapshot_at = now
-            rank_facts = {"busy": self.metrics.busy_of_ranks, **speed_facts(pipeline)}
+            rank_facts = {"busy": self.metrics.busy_of_ranks, "kind": pipeline.config.kind,
+                          "profile": Path(pipeline.config.profile).name}
             job.report({**snapshot(job.generation, pipeline.text), **rank_facts})
         super()._report_pieces(job, pipeline)
 

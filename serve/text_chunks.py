@@ -4,10 +4,8 @@ This module knows nothing about HTTP or engines.
 """
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
-from config.methods import METHODS
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
 from model.text import LongText, Stream, TemplateError, Text, TokenText, TokenTexts
@@ -173,21 +171,9 @@ def snapshot(generation: Generation, text: Text | None) -> JsonObject:
 
     return {"guesses": guesses, "live": len(tree.live), "sent": tree.num_sent_guesses,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "plain_tokens": answer.plain_tokens,
-            "accepted_length": round(answer.mean_accepted_length, 2),
+            "accepted_length": round(answer.mean_accepted_length, 2), "plain": round(answer.plain_rate, 2),
             "tokens_per_miss": round(answer.tokens_per_miss, 2),
             "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
-
-
-def speed_facts(pipeline: Pipeline) -> JsonObject:
-    """Return what a snapshot's speed is compared with, in tokens per second, and whether devices are emulated.
-
-    `plain` is 0 for a method that never guesses.
-    """
-    config = pipeline.config
-    rate, is_measured = pipeline.plain_rate
-    is_guessing = METHODS[config.pipeline_type].draft != "none"
-    return {"plain": round(rate, 2) if is_guessing else 0, "measured": is_measured, "kind": config.kind,
-            "profile": Path(config.profile).name}
 
 
 def _guess_facts(tree: TokenTree, node: int, text: Text | None) -> JsonObject:

@@ -160,9 +160,9 @@ def test_a_trial_ends_once_what_was_accepted_cannot_pay():
 
 def test_the_rate_of_plain_decoding_is_measured_by_plain_rounds_once_there_are_any():
     fallback = opened()
-    assert fallback.measured_plain_rate == 0
+    assert fallback._plain_rates[1].mean == 0
     settle(fallback, 40, 2.0)
-    assert not fallback.guesses and fallback.measured_plain_rate == pytest.approx(1.0)
+    assert not fallback.guesses and fallback._plain_rates[1].mean == pytest.approx(1.0)
 
 
 def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_requests():
@@ -221,12 +221,15 @@ def test_where_rows_cost_much_four_requests_are_about_as_fast_as_by_plain_decodi
 def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):
     site = replace(PROFILES["lan-1g"], row=50.0, free=0)
     save_json(tmp_path / "site.json", asdict(site))
-    speeds = {}
+    speeds, plain_rates = {}, {}
     with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", max_new_tokens=200,
                        ignore_eos=True, temperature=1.0) as pipeline:
         for name, decoder in bench.decoders_of(pipeline, ("ar", "continuous", "streaming")).items():
             answer = decoder.complete(bench.request_for(pipeline, "What does a baker do?"))
             speeds[name] = answer.tokens_per_second
+            plain_rates[name] = answer.plain_rate or answer.decode_rate
+            assert (answer.plain_rate > 0) == (name != "ar")
             shown = f"Guessing rested for {answer.plain_tokens} of the {answer.new_tokens} tokens" in table([answer])
             assert shown == (answer.plain_tokens > 100) == (name != "ar")
     assert min(speeds.values()) >= 0.95 * speeds["ar"]
+    assert list(plain_rates.values()) == pytest.approx([plain_rates["ar"]] * 3, rel=0.15)  # by each answer's own rounds

@@ -94,20 +94,20 @@ def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tm
 
 
 @needs_node
-def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp_path):
+def test_emulated_figures_are_marked_and_plain_decoding_is_named_where_the_answer_had_it(tmp_path):
     functions = "\n".join(re.search(rf"^function {name}.*?}}$", SCRIPT, re.S | re.M)[0]
-                          for name in ("markOf", "plainOf", "speedOf", "figuresOf"))
-    sights = [{"kind": "real", "profile": "none", "plain": 60.04, "measured": False},
-              {"kind": "emulated", "profile": "jetson-7b", "plain": 3.84, "measured": True},
-              {"kind": "real", "profile": "none", "plain": 0, "measured": False}]
-    counts = {"tokens": 11, "decode": 1, "accepted_length": 2, "accepted": 3, "sent": 9}
+                          for name in ("markOf", "speedOf", "figuresOf"))
+    sights = [{"kind": "real", "profile": "none", "plain": 60.04},
+              {"kind": "emulated", "profile": "jetson-7b", "plain": 3.84},
+              {"kind": "real", "profile": "none", "plain": 0}]
+    counts = {"tokens": 11, "decode": 1, "tokens_per_miss": 2, "accepted": 3, "sent": 9}
     lines = printed_by_node(tmp_path, f"{functions}\nconsole.log(JSON.stringify("
                             f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
-    rest = "; 3 of 9 guesses accepted, 2.00 tokens per verification"
+    rest = "; 3 of 9 guesses accepted, 2.00 tokens per miss"
 
     assert lines == [
-        f"11 tokens, 10.0 tokens/s, plain decoding: about 60.0 (estimate){rest}",
-        f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), plain decoding: 3.8 (measured){rest}",
+        f"11 tokens, 10.0 tokens/s, while guessing rested 60.0{rest}",
+        f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), while guessing rested 3.8{rest}",
         f"11 tokens, 10.0 tokens/s{rest}"]
 
 
@@ -138,8 +138,9 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
         assert all(guess["parent"] in (None, *ids) and guess["score"] <= 0 for guess in tree["guesses"])
         assert tree["accepted"] <= min(tree["sent"], tree["tokens"])
         assert len(tree["busy"]) in (0, 5)
-        assert all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
-        assert (tree["kind"], tree["profile"], tree["measured"]) == ("real", "none", False)
+        assert all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] == 0
+        assert (tree["kind"], tree["profile"]) == ("real", "none")
+        assert tree["tokens_per_miss"] >= (tree["tokens"] > 0)
 
 
 def test_a_snapshot_shows_the_likeliest_live_guesses_with_their_text_and_whether_they_were_sent():

@@ -107,21 +107,16 @@ function speedOf(sight) { return sight.decode ? (sight.tokens - 1) / sight.decod
 // Where the figures do not tell of this machine: its kind, and the emulated cluster.
 function markOf(sight) { return sight.kind === "real" ? "" : ` (${sight.kind}, ${sight.profile})`; }
 
-function plainOf(sight) {
-  return sight.measured ? `${sight.plain.toFixed(1)} (measured)` : `about ${sight.plain.toFixed(1)} (estimate)`;
-}
-
 function showMeters(sight) {
   const speed = speedOf(sight), most = Math.max(speed, sight.plain, 0.001);
   at("speed_text").textContent = `${speed.toFixed(1)} tokens/s${markOf(sight)}`;
-  at("speed").title = sight.measured ? "Plain decoding: measured while guessing rested, since it was slower."
-    : "The estimate: a token takes as long as one row once round the ring, measured at the start.";
+  at("speed").title = "Plain decoding: measured in this answer, while guessing rested, since it was slower.";
   at("speed").replaceChildren(
     labelled("", "this answer"), bar(speed / most, "", "speed of this answer"),
     labelled("number", speed.toFixed(1) + " tokens/s"));
   if (sight.plain) at("speed").append(
     labelled("", "plain decoding"), bar(sight.plain / most, "plain", "speed of plain decoding"),
-    labelled("number", plainOf(sight)));
+    labelled("number", sight.plain.toFixed(1)));
   at("ranks").title = "Share of the last two seconds in which each rank was busy";
   at("ranks").replaceChildren(...sight.busy.map((share, rank) => {
     const meter = document.createElement("div");
@@ -134,9 +129,9 @@ function showMeters(sight) {
 }
 
 function figuresOf(sight) {
-  const plain = sight.plain ? `, plain decoding: ${plainOf(sight)}` : "";
+  const plain = sight.plain ? `, while guessing rested ${sight.plain.toFixed(1)}` : "";
   return `${sight.tokens} tokens, ${speedOf(sight).toFixed(1)} tokens/s${markOf(sight)}${plain}; ` +
-    `${sight.accepted} of ${sight.sent} guesses accepted, ${sight.accepted_length.toFixed(2)} tokens per verification`;
+    `${sight.accepted} of ${sight.sent} guesses accepted, ${sight.tokens_per_miss.toFixed(2)} tokens per miss`;
 }
 
 // Why there are few guesses or none to see, in one line; empty if there are.
