@@ -123,6 +123,64 @@ def test_the_page_takes_thoughts_apart_from_the_answer(tmp_path):
     assert message == {"content": "Four.", "thoughts": "2 and 2."}
 
 
+TABS = """
+const vm = require("vm");
+function storage() {
+  const hidden = (value) => ({ value, enumerable: false });
+  return Object.defineProperties({}, {
+    getItem: hidden(function (name) { return this[name] ?? null; }),
+    setItem: hidden(function (name, text) { this[name] = text; }),
+    removeItem: hidden(function (name) { delete this[name]; }) });
+}
+const channels = [], shared = storage();
+class BroadcastChannel {
+  constructor() { this.heard = []; channels.push(this); }
+  addEventListener(kind, hear) { this.heard.push(hear); }
+  postMessage(data) {
+    for (const other of channels) if (other !== this) for (const hear of other.heard) hear({ data });
+  }
+}
+function tab(session) {
+  const place = vm.createContext({ localStorage: shared, sessionStorage: session, BroadcastChannel, Date, Math,
+    performance, JSON });
+  vm.runInContext(SECTION, place);
+  return (code) => JSON.parse(vm.runInContext(`JSON.stringify((() => { ${code} })() ?? null)`, place));
+}
+"""
+
+
+@needs_node
+def test_two_tabs_never_touch_one_anothers_conversation_and_a_new_one_deletes_none(tmp_path):
+    section = "".join(re.search(rf"// --- {name}.*?(?=\n// --- )", SCRIPT, re.S)[0] + "\n"
+                      for name in ("what a reload keeps", "conversations"))
+    section = f"let talk = [], kept_at = 0, settings = {{}};\n{section}"
+    steps = """
+      shared.setItem("flowspec.talk", JSON.stringify([{ content: "of an earlier version" }]));
+      const say = (text) => `talk.push({ content: "${text}" }); keepTalk();`;
+      const texts = "return talk.map((m) => m.content)";
+      const session = storage(), first = tab(session), second = tab(storage());
+      const seen = [];
+      first("restoreTalk()"); seen.push(first(texts));
+      second("restoreTalk()"); seen.push(second(texts));
+      first(say("1")); second(say("2")); first(say("3"));
+      const twin_session = storage();
+      for (const name of Object.keys(session)) twin_session.setItem(name, session[name]);
+      const twin = tab(twin_session);
+      twin("restoreTalk()"); seen.push(twin(texts));
+      twin(say("4")); first(say("5"));
+      const again = tab(session); channels.splice(0, 1);
+      again("restoreTalk(); newTalk();");
+      const kept = again("return idsKept().map((id) => kept(localStorage, 'talk.' + id, []).map((m) => m.content))");
+      again("for (const id of idsKept()) deleteTalk(id)");
+      console.log(JSON.stringify([seen, kept.sort(), again("return idsKept()"), Object.keys(shared)]));
+    """
+    seen, kept, left, names = printed_by_node(tmp_path, f"const SECTION = {json.dumps(section)};\n{TABS}\n{steps}")
+    old = "of an earlier version"
+    assert seen == [[old], [], [old, "1", "3"]]
+    assert kept[:1] == [["2"]] and sorted(kept[1:3]) == [[old, "1", "3", "4"], [old, "1", "3", "5"]]
+    assert left == names == []
+
+
 def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
     plain = text_of(server.chat(max_tokens=60))
     streamed = server.chat(max_tokens=60, stream=True, flowspec_tree=True).text
@@ -237,7 +295,7 @@ def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(
     assert page.run(ANSWERS) == [text_of(server.chat(max_tokens=40)).strip()]
     seen = page.run("return seen")
     assert any(circles > 0 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
-    assert "plain decoding: about" in page.run("return document.querySelector('.assistant .figures').textContent")
+    assert "tokens per miss" in page.run("return document.querySelector('.assistant .figures').textContent")
     assert "</s>" not in page.run("return document.body.textContent")
     assert page.run(FITS)
 
@@ -291,15 +349,15 @@ def test_theme_settings_conversation_and_an_unsent_question_survive_a_reload(ser
     assert desk.run("return at('prompt').value") == "And then"
 
 
-def test_a_new_conversation_is_begun_only_after_a_question(desk):
+def test_a_new_conversation_keeps_the_earlier_one_which_can_be_opened_and_deleted(desk):
     hear_out(desk)
-    for press, left in (("[value=keep]", 2), ("[value=begin]", 0)):
-        desk.run("at('fresh').click()")
-        assert desk.run("return at('fresh_dialog').open") is True
-        desk.run(f"at('fresh_dialog').querySelector('{press}').click()")
-        assert becomes(desk, "!at('fresh_dialog').open")
-        assert becomes(desk, f"talk.length === {left}")
-    assert desk.run("return Boolean(at('empty'))") is True
+    desk.run("at('fresh').click()")
+    assert desk.run("return [talk.length, Boolean(at('empty'))]") == [0, True]
+    assert desk.run("return document.querySelector('.earlier button').textContent") == QUESTION.strip()[:60]
+    desk.run("document.querySelector('.earlier button').click()")
+    assert desk.run("return [talk.length, talk[0].content]") == [2, QUESTION]
+    desk.run("at('fresh').click(); document.querySelector('.earlier .quiet').click()")
+    assert desk.run("return idsKept().length") == 0
 
 
 def test_a_text_that_looks_like_markup_stays_a_text(desk):
@@ -364,11 +422,9 @@ def test_a_screen_reader_hears_what_each_part_is(desk):
     assert desk.accessible("#step")[1] == "Step of the answer"
     assert "guesses after" in desk.accessible("#tree")[1]
     assert desk.run("return at('announcement').textContent") == "The answer is complete."
-    for opener, dialog, name in (("settings", "settings_dialog", "Settings"),
-                                 ("fresh", "fresh_dialog", "Begin a new conversation?")):
-        desk.run(f"at('{opener}').click()")
-        assert desk.accessible(f"#{dialog}") == ("dialog", name)
-        desk.run(f"at('{dialog}').close()")
+    desk.run("at('settings').click()")
+    assert desk.accessible("#settings_dialog") == ("dialog", "Settings")
+    desk.run("at('settings_dialog').close()")
 
 
 def test_nothing_is_wider_than_a_narrow_screen_and_a_tree_fits_its_place(page):

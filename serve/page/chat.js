@@ -10,7 +10,7 @@ const QUESTIONS = ["What does a baker do?", "Explain in three steps how rain for
 const QUESTIONS_OF_TOY = ["Tell me a short story about a curious fox called Maya.", "I have a question. Where is Chile?",
   "Implement this in Python:\n\ndef word_lengths(s: str) -> list[int]:\n    \"\"\"Get the length of each word of s.\"\"\""];
 
-let talk = kept(localStorage, "talk", []);
+let talk = [];
 let settings = { ...kept(localStorage, "settings", {}), key: kept(sessionStorage, "key", "") };
 let asking = null;  // the AbortController of the answer under way
 let sights = [];  // of the last answer: the guesses at each step, and the text so far
@@ -30,14 +30,70 @@ function keep(storage, name, value) {
   try { storage.setItem("flowspec." + name, JSON.stringify(value)); } catch { /* full, or forbidden */ }
 }
 
-function keepTalk() {
-  kept_at = performance.now();
-  keep(localStorage, "talk", talk);
-}
-
 function keepSettings() {
   keep(localStorage, "settings", { ...settings, key: undefined });
   keep(sessionStorage, "key", settings.key);
+}
+
+// --- conversations: each tab has its own, kept under an id in the browser ---
+
+const tab_id = newId(), tabs = new BroadcastChannel("flowspec");
+let talk_id = "";
+
+function newId() { return Date.now().toString(36) + Math.random().toString(36).slice(2); }
+
+function keepTalk() {
+  kept_at = performance.now();
+  if (talk.length) keep(localStorage, "talk." + talk_id, talk);
+}
+
+function useId(id) {
+  talk_id = id;
+  keep(sessionStorage, "talk_id", id);
+}
+
+// The ids of all conversations, the newest first.
+function idsKept() {
+  return Object.keys(localStorage).filter((name) => name.startsWith("flowspec.talk.")).map((name) => name.slice(14))
+    .sort().reverse();
+}
+
+function openTalk(id) {
+  useId(id);
+  talk = kept(localStorage, "talk." + id, []);
+  tabs.postMessage({ asks: id, tab: tab_id });
+}
+
+function newTalk() {
+  keepTalk();
+  talk = [];
+  useId(newId());
+}
+
+function deleteTalk(id) { localStorage.removeItem("flowspec.talk." + id); }
+
+// A tab that opens the conversation of another one, as a duplicate does, goes on with a copy.
+tabs.addEventListener("message", ({ data }) => {
+  if (data.asks === talk_id && data.tab !== tab_id) tabs.postMessage({ has: talk_id, tab: data.tab });
+  if (data.has !== talk_id || data.tab !== tab_id) return;
+  useId(newId());
+  keepTalk();
+});
+
+// A browser of an earlier version kept a single conversation.
+function moveOldTalk() {
+  const old = kept(localStorage, "talk", []);
+  localStorage.removeItem("flowspec.talk");
+  if (!old.length) return;
+  newTalk();
+  talk = old;
+  keepTalk();
+}
+
+function restoreTalk() {
+  const id = kept(sessionStorage, "talk_id", "");
+  if (id) openTalk(id); else newTalk();
+  moveOldTalk();
 }
 
 // --- display ---
@@ -107,8 +163,22 @@ function emptyStart() {
   const bundled = ["toy", "demo"].includes(model?.id);
   for (const question of model ? (bundled ? QUESTIONS_OF_TOY : QUESTIONS) : [])
     questions.append(button(question.split("\n\ndef ").join(" ").split("(")[0], "", () => ask(question)));
-  start.append(questions);
+  start.append(questions, ...earlierTalks());
   return start;
+}
+
+function earlierTalks() {
+  const list = element("ul", "earlier");
+  for (const id of idsKept()) {
+    const title = kept(localStorage, "talk." + id, [])[0]?.content?.trim().slice(0, 60) || "without a question";
+    const open = button(title, "", () => { openTalk(id); showTalk(); });
+    const remove = button("Delete", "quiet", () => { deleteTalk(id); showTalk(); });
+    remove.setAttribute("aria-label", "Delete " + title);
+    const entry = element("li");
+    entry.append(open, remove);
+    list.append(entry);
+  }
+  return list.children.length ? [element("h2", "", "Earlier conversations"), list] : [];
 }
 
 function methodOf(facts) {
@@ -308,10 +378,9 @@ function retry() {
 
 function begin() {
   if (asking) asking.abort();
-  talk = [];
+  newTalk();
   sights = [];
   at("live").hidden = true;
-  keepTalk();
   showTalk();
   at("prompt").focus();
 }
@@ -361,11 +430,7 @@ at("prompt").addEventListener("input", fitPrompt);
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
-at("fresh").addEventListener("click", () => { if (talk.length) at("fresh_dialog").showModal(); });
-at("fresh_dialog").addEventListener("close", () => {
-  if (at("fresh_dialog").returnValue === "begin") begin();
-  at("fresh_dialog").returnValue = "";
-});
+at("fresh").addEventListener("click", () => { if (talk.length) begin(); });
 at("settings").addEventListener("click", () => {
   for (const field of at("fields").querySelectorAll("input")) field.value = settings[field.name] ?? "";
   at("settings_dialog").showModal();
@@ -402,6 +467,7 @@ setTheme(kept(localStorage, "theme", ""));
 at("live").open = kept(localStorage, "live", true);
 at("prompt").value = kept(sessionStorage, "prompt", "");
 fitPrompt();
+restoreTalk();
 showTalk();
 look();
 setInterval(look, 1000 * POLL_SECONDS);
