@@ -29,6 +29,9 @@ def test_a_fixed_lookahead_is_that_of_every_cell():
     assert list(lookaheads) == [5] and set(found["DSI"].lookahead.flat) == {5}
     ratio = speed_up(MAP["dsi_over_si"], found)
     assert round(ratio[list(drafters).index(1), list(acceptances).index(0.1)], 2) == 5.4
+    assert np.nanmax(ratio) == pytest.approx(17.5) == ratio[list(drafters).index(0.01), list(acceptances).index(1)]
+    usual = ratio[:list(drafters).index(0.2) + 1, :list(acceptances).index(0.9) + 1]
+    assert usual.min() >= 1 and round(usual.max(), 1) == 2.0
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,14 @@ def test_the_figures_of_the_readme_are_those_of_the_recorded_tables():
             assert cell == f"{speed:.2f} ({speed / naive_speed:.2f})", method
 
 
+def test_the_speeds_of_smollm2_beside_dsi_are_those_of_their_file():
+    speeds = {row["method"]: float(row["sr_ar"]) for row in csv_rows(ROOT / "docs" / "results" / "smollm2-dsi.csv")
+              if row["set"] == "mean"}
+    text = " ".join(project_text("docs/dsi.md").split())
+    assert (f"SmolLM2 reaches {speeds['continuous']:.2f} times `ar` by `continuous`, {speeds['serial']:.2f} by "
+            f"`serial`, and with chains {speeds['dsi']:.2f} by `dsi`") in text
+
+
 def test_a_table_has_the_rows_and_columns_that_its_comment_names(tmp_path, monkeypatch):
     monkeypatch.setattr(page_tables, "ROOT", tmp_path)
     (tmp_path / "a.csv").write_text("name,set,xi,xi_low,xi_high,ratio\n"
