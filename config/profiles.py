@@ -25,6 +25,7 @@ MAX_BOARDS = 1024
 MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
 LevelTime = Tuple[str, float]  # a source of guesses, milliseconds
 LinkTimes = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
+OWN_TIMES = (0.6, 0.03, 0.13)  # `own_times` of one core of an AMD EPYC (Zen 4), by `python3 -m scripts.bench overhead`
 TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
 
 
@@ -57,6 +58,7 @@ class Profile:
     factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: multiples of the time of a layer
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
     levels: tuple[LevelTime, ...] = ()  # milliseconds of a level for drafts that differ from `level`
+    own_times: tuple[float, ...] = OWN_TIMES  # ms of rank 0's work: a message that came back, a row sent, a guess read
     links: tuple[LinkTimes, ...] = ()  # wires that differ; each is the same both ways
 
     def slowed(self, factor: float) -> Profile:
@@ -64,7 +66,14 @@ class Profile:
         times = {name: getattr(self, name) * factor for name in TIME_FIELDS}
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
-        return replace(self, mbps=self.mbps / factor, links=links, levels=levels, **times)
+        own_times = _times(factor, self.own_times)
+        return replace(self, mbps=self.mbps / factor, links=links, levels=levels, own_times=own_times, **times)
+
+    def own_seconds(self, num_messages: int = 0, num_rows: int = 0, num_guesses: int = 0) -> float:
+        """Return the seconds of rank 0's own work with messages that came back, rows that it sends, and guesses after
+        which its draft's networks guess."""
+        message, row, guess = self.own_times
+        return (num_messages * message + num_rows * row + num_guesses * guess) / 1e3
 
     def board(self, rank: int) -> Profile:
         """Return the profile with the times of one rank's board."""
@@ -111,6 +120,10 @@ class Profile:
         return num_bytes * 8 / (self.mbps * 1e6)
 
 
+def _times(factor: float, times: Sequence[float]) -> tuple[float, ...]:
+    return tuple(factor * time for time in times)
+
+
 def touched(experts: int, chosen: int, rows: int) -> float:
     """Return the mean number of experts that compute `rows` rows, if every row chooses independently and uniformly."""
     return experts * (1 - (1 - chosen / experts) ** rows)
@@ -121,22 +134,24 @@ def touched(experts: int, chosen: int, rows: int) -> float:
 # The testbed of the FlowSpec paper: five boards on 1 Gbit/s, LLaMA-2 or Vicuna 7B in fp16, 8 layers per board. These
 # are 3.2 GB, which are read at 68 GB/s in 48 ms. With 60 ms, which include kernels and Python, and 0.5 ms for each row
 # above 16, a model of the schedule is within a few per cent of the published ratios. A token's keys and values are
-# 0.5 MB, read in 0.008 ms. A level of the draft takes 12 ms, and the original spends 15 ms in Python on each finished
-# tree of seven levels; here a tree is never finished, so each level includes its share: 14 ms. A verdict takes 8 ms,
-# for the LM head and the original's verification. A row is 8 KB, 0.066 ms on the wire. A collective's step takes
+# 0.5 MB, read in 0.008 ms. A level of the draft takes 12 ms. The LM head has 0.26 GB, read in 4 ms. A core of these
+# boards has 1.5 GHz, and the one that was measured up to 3.7 GHz and more instructions per clock: rank 0's own work is
+# assumed to take three times as long. A row is 8 KB, 0.066 ms on the wire. A collective's step takes
 # longer than a message, since gloo stages device memory through the host: with 2.9 ms, a pass of 64 all-reduces of 80
 # rows over four boards takes 1.7 s. At the mean accepted length of the paper's heads this gives its 2.0 to 2.3 tokens/s
 # for Megatron.
 _JETSON_7B = Profile("five Jetson boards, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=240, row=2,
-                     free=16, token=0.008, level=14, verdict=8, latency=1.5, mbps=1000, step=2.9, weights=12.9)
+                     free=16, token=0.008, level=12, verdict=4, latency=1.5, mbps=1000, step=2.9, weights=12.9,
+                     own_times=_times(3, OWN_TIMES))
 
 PROFILES = {
     "jetson-7b": _JETSON_7B,
     # The same boards with 13B in 4 bits: 370 ms for 10 layers, since unpacking the weights takes longer than reading
-    # them, so up to 64 rows cost nothing more. The draft head is larger and stays in fp16.
+    # them, so up to 64 rows cost nothing more. The draft head and the LM head are larger and stay in fp16.
     "jetson-13b": replace(_JETSON_7B, about="five Jetson boards, 1 Gbit/s, a 13B model in 4 bits", layers=40,
-                          row_bytes=10240, model=1480, row=6, free=64, token=0.012, level=17, weights=6.3),
-    # Desktops with a GPU of 360 GB/s each: 13.5 GB of weights in 37 ms.
+                          row_bytes=10240, model=1480, row=6, free=64, token=0.012, level=15, verdict=5, weights=6.3),
+    # Desktops with a GPU of 360 GB/s each: 13.5 GB of weights in 37 ms. Here and below, rank 0 has a core as the one
+    # that was measured.
     "lan-1g": Profile("five desktops with GPUs, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=40,
                       row=0.05, free=64, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5,
                       weights=12.9),
@@ -162,11 +177,11 @@ PROFILES = {
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-def _rows(*columns: tuple[str, Kind]) -> Kind:
-    """Return the kind of a list of rows, each a list with these columns."""
+def _row(*columns: tuple[str, Kind]) -> Kind:
+    """Return the kind of a list with these columns."""
     row_form = tuple(kind.fits for _, kind in columns)
     column_words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
-    return list_of(Kind(f"a list of {column_words}", lambda row: files.fits(row, row_form)), MAX_BOARDS)
+    return Kind(f"a list of {column_words}", lambda row: files.fits(row, row_form))
 
 
 TIME_KIND, RATE_KIND = number(0, MAX_MILLISECONDS), number(0.001, 1e6)
@@ -183,8 +198,9 @@ FIELD_KINDS: dict[str, Kind] = {
     "row_bytes": integer(1, (1 << 30) - 1),
     **dict.fromkeys(("experts", "chosen"), integer(0, MAX_BOARDS)),
     "factors": list_of(FACTOR_KIND, MAX_BOARDS), "memory": list_of(TIME_KIND, MAX_BOARDS),
-    "levels": _rows(("draft", SOURCE_KIND), ("ms", TIME_KIND)),
-    "links": _rows(END_COLUMN, END_COLUMN, ("ms", TIME_KIND), ("Mbit/s", RATE_KIND))}
+    "own_times": _row(("ms of a message", TIME_KIND), ("of a row", TIME_KIND), ("of a guess", TIME_KIND)),
+    "levels": list_of(_row(("draft", SOURCE_KIND), ("ms", TIME_KIND)), MAX_BOARDS),
+    "links": list_of(_row(END_COLUMN, END_COLUMN, ("ms", TIME_KIND), ("Mbit/s", RATE_KIND)), MAX_BOARDS)}
 
 
 def is_file(name: str) -> bool:

@@ -47,6 +47,11 @@ class Pace:
     def now(self) -> float:
         return self.clock.now()
 
+    def own_seconds(self, num_messages: int = 0, num_rows: int = 0, num_guesses: int = 0) -> float:
+        """Return the seconds of rank 0's own work; 0 in real time, in which Python spends them itself."""
+        is_virtual = isinstance(self.clock, VirtualClock)
+        return self.profile.own_seconds(num_messages, num_rows, num_guesses) if is_virtual else 0.0
+
     def spend_until(self, due: float) -> None:
         """Sleep until the time `due`; the trace records the delay after it as `late`."""
         self.clock.sleep_until(due)

@@ -118,12 +118,15 @@ class Cluster:
         return bool(self._inbox)
 
     def send(self, msg: Message, send_at: SendAt) -> None:
-        """Send a message now, by `send_at`."""
-        for segment in segments_of(msg):
+        """Send a message by `send_at`, once rank 0 has written its rows."""
+        segments = segments_of(msg)
+        for segment in segments:
             self._node_paths.learn(segment)
         if isinstance(msg, Start):
             self._node_paths.start(msg)
 
+        num_rows = sum(len(segment.nodes) for segment in segments)
+        self._clock.sleep_until(self._clock.now() + self.profile.own_seconds(num_rows=num_rows))
         send_at(msg, self._clock.now())
         while self._is_one_rank and not self._inbox:
             self._advance_to_next_event()

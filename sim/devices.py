@@ -47,20 +47,20 @@ class SlowSlice:
 
 
 class SlowHead:
-    """An LM head that takes the time of the emulated LM head and verification."""
+    """An LM head that takes the time of the emulated LM head, and of rank 0's work with a message that came back."""
 
     def __init__(self, lm_head: Callable[[Tensor], Tensor], pace: Pace) -> None:
         self.lm_head, self.pace = lm_head, pace
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        due_at = self.pace.now() + self.pace.profile.verdict / 1e3
+        due_at = self.pace.now() + self.pace.profile.verdict / 1e3 + self.pace.own_seconds(num_messages=1)
         logits_TV = self.lm_head(x_TD)
         self.pace.spend_until(due_at)
         return logits_TV
 
 
 class SlowPasses:
-    """Passes of draft networks that take the time of the emulated draft's levels.
+    """Passes of draft networks that take the time of the emulated draft's levels, and of rank 0's work with guesses.
 
     A pass that only reads text takes no emulated time: it counts as a part of the next level.
     """
@@ -74,6 +74,7 @@ class SlowPasses:
             row_counts = [readings[index].num_logit_rows for index in indices]
             source = readings[indices[0]].draft.source
             due_at += self.pace.profile.drafting(source).draft(row_counts)
+            due_at += self.pace.own_seconds(num_guesses=sum(row_counts))
 
         outputs = self.passes(readings)
         self.pace.spend_until(due_at)

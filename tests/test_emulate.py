@@ -28,7 +28,7 @@ from tests.tiny import CONFIG, TINY, admit_text, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8,
                 row=1, free=2, token=0.5, level=2, verdict=4,
-                latency=1, mbps=8, step=1)
+                latency=1, mbps=8, step=1, own_times=(0, 0, 0))
 NEW = 12
 SAMPLER = Sampler(1.0, seed=11)
 

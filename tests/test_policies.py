@@ -119,7 +119,8 @@ def test_the_threshold_is_a_level_in_the_time_of_a_pass_unless_it_is_given():
     with Pipeline.open("toy", **options) as opened:
         init, expand = opened.decoder.cfg.init, opened.decoder.cfg.expand
         seconds = _pass_seconds(opened.ring, 13)
-        level = PROFILES["jetson-7b"].level / 1e3
+        profile = PROFILES["jetson-7b"]
+        level = profile.level / 1e3 + profile.own_seconds(num_guesses=1)
         assert init.gain == expand.gain == pytest.approx(level / seconds) and 0 < init.gain < 1
         given = replace(opened.config, policy="opt:0.2")
         assert opened.decoder_for(given).cfg.init.gain == 0.2

@@ -46,7 +46,7 @@ SPOILS = {"some prunes lost": lambda: losing(0.5, seed=8), "all prunes lost": la
           "prunes late": lambda: delaying(6, seed=9), "segments late": lambda: jittering(0.004, 1)}
 FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0,
                row=0, free=9, token=0, level=0, verdict=0,
-               latency=0, mbps=1e15, step=0)
+               latency=0, mbps=1e15, step=0, own_times=(0, 0, 0))
 
 
 @contextmanager

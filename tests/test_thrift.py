@@ -38,7 +38,7 @@ from tests.test_budget import Asking
 
 VOCAB, OFF_TEXT = 50, -2
 SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
-               mbps=1000, step=2)
+               mbps=1000, step=2, own_times=(0, 0, 0))
 
 
 def times_of(*samples, stages=1, factor=1.0):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import cycle
 from typing import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,15 +19,17 @@ from launch.run import run
 from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.link import Link
-from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, newest_request
+from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, newest_request, segments_of
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.trace import OFF, read
-from sim.clock import VirtualClock
+from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
+from sim.devices import SlowHead, SlowPasses
 from sim.paths import Paths
 from sim.stages import VirtualStage, Work
 from sim.wires import ModelledWire
+from tests.json_files import save_json
 from tests.test_emulate import QUICK
 from tests.tiny import CONFIG, TINY
 
@@ -201,14 +204,15 @@ def test_every_method_writes_in_virtual_time_what_is_written_in_real_time_and_ta
 
 
 def test_plain_decoding_takes_what_the_profile_says_and_no_more():
-    """Every token of `ar` goes once over four stages, five wires and the verdict."""
+    """Every token of `ar` goes once over four stages, five wires, the verdict and rank 0's own work."""
     with Pipeline.open("toy", pipeline_type="ar", time="virtual", profile="jetson-7b") as pipeline:
         ids, _ = answered(pipeline, 0)
         answer = pipeline.decoder.complete(Request([1, 5, 9], Sampler(), 3))
     profile = PROFILES["jetson-7b"]
     stages = sum(4 * profile.stage(0.25, 1, context) for context in (3, 4))
     wires = 2 * (5 * profile.latency / 1e3 + profile.transfer(24 + 8) + 4 * profile.transfer(24 + profile.row_bytes))
-    assert answer.decode_seconds == pytest.approx(stages + wires + 2 * profile.verdict / 1e3)
+    message, row, _ = profile.own_times
+    assert answer.decode_seconds == pytest.approx(stages + wires + 2 * (profile.verdict + message + row) / 1e3)
     assert len(ids) == 12
 
 
@@ -297,3 +301,51 @@ def test_logprobs_are_the_same_in_virtual_time():
             found.append([[one and (one.token, round(one.logprob, 9)) for one in each]
                           for each in lists])
     assert found[0] == found[1] and len(found[0][0]) == 6
+
+
+# --- rank 0's own time ------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("method", ["ar", "serial"])
+def test_rank_0s_own_work_takes_what_the_profile_says_of_it_and_changes_no_text(method, tmp_path, monkeypatch):
+    """These methods wait for each answer, and the prompt is one segment: all of rank 0's work delays the answer."""
+    done = np.zeros(3)  # messages that came back, rows sent, guesses after which networks guessed
+    send, head, passes = Cluster.send, SlowHead.__call__, SlowPasses.__call__
+
+    def watched_send(cluster, message, send_at):
+        done[1] += sum(len(segment.nodes) for segment in segments_of(message))
+        return send(cluster, message, send_at)
+
+    def watched_head(slow_head, rows):
+        done[0] += 1
+        return head(slow_head, rows)
+
+    def watched_passes(slow_passes, readings):
+        done[2] += sum(reading.num_logit_rows for reading in readings)
+        return passes(slow_passes, readings)
+
+    for owner, name, watched in ((Cluster, "send", watched_send), (SlowHead, "__call__", watched_head),
+                                 (SlowPasses, "__call__", watched_passes)):
+        monkeypatch.setattr(owner, name, watched)
+
+    ids, seconds, works = [], [], []
+    for own_times in ([0, 0, 0], [2, 0.25, 0.5]):
+        save_json(tmp_path / f"{own_times[0]}.json", {"like": "lan-1g", "own_times": own_times})
+        with Pipeline.open("toy", pipeline_type=method, time="virtual",
+                           profile=str(tmp_path / f"{own_times[0]}.json")) as pipeline:
+            done[:] = 0
+            answer = pipeline.decoder.complete(Request([1, 5, 9], Sampler(seed=3), 12))
+        ids.append(answer.token_ids)
+        seconds.append(answer.seconds)
+        works.append(done.copy())
+
+    assert ids[0] == ids[1] and (works[0] == works[1]).all() and works[0][:2].all()
+    assert bool(works[0][2]) == (method == "serial")
+    assert seconds[1] - seconds[0] == pytest.approx(works[0] @ [2, 0.25, 0.5] / 1e3)
+
+
+def test_in_real_time_rank_0s_own_work_takes_the_time_that_it_takes():
+    """Python itself spends it; a profile in slow motion would count it with the rest."""
+    profile = replace(QUICK, own_times=(4.0, 2.0, 1.0))
+    virtual, real = Pace(profile, VirtualClock()), Pace(profile)
+    assert virtual.own_seconds(1, 2, 3) == 0.011 and real.own_seconds(1, 2, 3) == 0
+    assert profile.slowed(3).own_times == (12, 6, 3)

@@ -1,35 +1,47 @@
-"""The cost of the pipeline without the model: the time of rank 0 in a turn, of a stage in a segment, of each link.
+"""The cost of the pipeline without the model: the processor time of rank 0, and the time of a stage and of each link.
 
-Rank 0 answers a few questions with a trace, and the times are read from the spans of all ranks.
+Rank 0 answers a few questions by several methods. What it does is fitted to its own time, for `own_times` of a profile
+(config/profiles.py). The other times are read from the spans of a trace of all ranks.
 """
 from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
+import time
 from statistics import median
-from typing import Any, Callable, Dict, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Sequence
+
+import numpy as np
 
 from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
-from config.run_config import RunConfig
-from eval.bench import QUESTIONS, request_for
+from eval.bench import QUESTIONS, decoders_of, request_for
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.draft import NoDraft
-from pipeline.decode import Decoder, PipelineLimits
-from pipeline.strategies import autoregressive
-from pipeline.trace import NoTrace, read
+from model.drafts.draft import Read, Reading
+from pipeline.answers import Request
+from pipeline.decode import Decoder
+from pipeline.messages import Message, segments_of
+from pipeline.trace import OFF, read
 
-LARGE_TREES = "64 nodes"  # name of the decoder whose turns are measured
+METHODS = ("ar", "serial", "continuous", "streaming")
 WIDE_ROWS = 48  # from which a segment counts as wide
 TraceSpan = Dict[str, Any]
-LayersForward = Callable[..., Any]
+
+
+class OwnWork(NamedTuple):
+    """What rank 0 did for an answer."""
+
+    own_seconds: float  # of the processor, for its main thread without models
+    num_messages: int  # that came back
+    num_rows: int  # that it sent
+    num_guesses: int  # after which networks guessed
 
 
 def overhead(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench overhead`; return its exit code."""
-    default_keys = {"max_new_tokens": "64"}
+    default_keys = {"max_new_tokens": "64", "link": "sockets", "stages": "4", "draft": "eagle+suffix",
+                    "min_probability": "0", "ablate": "thrift"}
     is_launcher = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
     if is_launcher:
         default_keys["trace"] = tempfile.mkdtemp(prefix="flowspec-")
@@ -42,61 +54,101 @@ def overhead(argv: list[str]) -> int:
 
 
 def compare(pipeline: Pipeline) -> None:
-    """Answer, on rank 0, a few questions with ar, with trees of 64 nodes and with the preset's trees in turn."""
-    preset, limits = pipeline.decoder, PipelineLimits(pipeline.decoder.max_length)
-    large_run = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _add_model_spans(preset.draft.networks, pipeline.ring, pipeline.rank.trace)
-    decoders = {
-        "ar": Decoder(preset.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
-        LARGE_TREES: Decoder(preset.ring, preset.draft, preset.strategy, large_run.tree, limits),
-        "preset": preset}
+    """Answer, on rank 0, a few questions by each method in turn; print the own times that fit all answers."""
+    watch = Watch(pipeline)
+    decoders = {method: watch.counted(decoder) for method, decoder in decoders_of(pipeline, METHODS).items()}
 
-    # answers
-    speeds: dict[str, list[float]] = {name: [] for name in decoders}
-    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
+    # the first round is traced, which would count as rank 0's own time in the others
+    works: dict[str, list[OwnWork]] = {method: [] for method in decoders}
+    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):
         question_request, texts = request_for(pipeline, question), set()
-        for name, decoder in decoders.items():
-            with pipeline.rank.trace.span(name if i else "warm-up"):
-                answer = decoder.complete(question_request)
-            texts.add(tuple(answer.token_ids))
+        for method, decoder in decoders.items():
+            with pipeline.ring.trace.span(method):
+                token_ids, work = watch.answered(decoder, question_request)
+            texts.add(tuple(token_ids))
             if i:
-                speeds[name].append(answer.tokens_per_second)
+                works[method].append(work)
+        pipeline.ring.trace = OFF
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
 
-    # table
-    print("tokens/s, median of five answers in one run")
-    for name, decoder_speeds in speeds.items():
-        label = name if name == "ar" else f"{pipeline.config.pipeline_type}, {name}"
-        ratio = median(speed / ar_speed for speed, ar_speed in zip(decoder_speeds, speeds["ar"]))
-        print(f"  {label:<36}{median(decoder_speeds):8.1f}   {ratio:.2f}x ar")
+    own_seconds = fitted([work for method_works in works.values() for work in method_works])
+    message, row, guess = 1e3 * own_seconds
+    print("rank 0's own time, in milliseconds of its processor")
+    print(f"  a message that came back {message:.3f}, a row sent {row:.4f}, a guess of which networks read {guess:.4f}")
+    for method, method_works in works.items():
+        measured, *counts = np.sum(method_works, 0)
+        print(f"  {method:<36}{1e3 * measured / len(method_works):8.1f}   an answer; these explain "
+              f"{counts @ own_seconds / measured:.2f} of it")
 
 
-def _add_model_spans(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
-    """Add a span around the models' work on rank 0: the drafts' reading and guessing, and the target's LM head."""
-    def with_span(forward: LayersForward) -> LayersForward:
-        def traced_forward(*args: Any) -> Any:
-            with trace.span("model"):
-                return forward(*args)
-        return traced_forward
+class Watch:
+    """A watch of rank 0's processor time, and counts of its work."""
 
-    for network in networks:
-        for name in ("read", "guess", "predict"):
-            setattr(network, name, with_span(getattr(network, name)))
-    ring.lm_head = with_span(ring.lm_head)
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._ring = pipeline.ring
+        self._model_seconds, self._num_rows, self._num_guesses = 0.0, 0, 0
+
+        link_send = self._ring.link.send
+
+        def send(message: Message) -> None:
+            self._num_rows += sum(len(segment.nodes) for segment in segments_of(message))
+            link_send(message)
+
+        self._ring.link.send = send  # type: ignore[method-assign, assignment]
+        self._ring.lm_head = self._as_model(self._ring.lm_head)
+        for network in pipeline.decoder.draft.networks:
+            for name in ("read", "guess", "predict"):
+                setattr(network, name, self._as_model(getattr(network, name)))
+
+    def _as_model(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_forward(*args: Any) -> Any:
+            begun_at = time.thread_time()
+            outputs = forward(*args)
+            self._model_seconds += time.thread_time() - begun_at
+            return outputs
+        return timed_forward
+
+    def counted(self, decoder: Decoder) -> Decoder:
+        """Return the decoder, whose readings are counted from now on."""
+        passes = decoder.passes
+
+        def counted_passes(readings: Sequence[Reading]) -> list[Read]:
+            self._num_guesses += sum(reading.num_logit_rows for reading in readings)
+            return passes(readings)
+
+        decoder.passes = counted_passes
+        return decoder
+
+    def answered(self, decoder: Decoder, request: Request) -> tuple[list[int], OwnWork]:
+        """Return the token ids of an answer, and the work for it."""
+        before = self._so_far()
+        token_ids = decoder.complete(request).token_ids
+        return token_ids, OwnWork(*np.subtract(self._so_far(), before))
+
+    def _so_far(self) -> OwnWork:
+        own_seconds = time.thread_time() - self._model_seconds
+        return OwnWork(own_seconds, self._ring.returned_messages, self._num_rows, self._num_guesses)
+
+
+def fitted(works: Sequence[OwnWork]) -> np.ndarray:
+    """Return the seconds of a message, a row and a guess with the least squared relative error over these works."""
+    own_seconds, *counts = np.array(works).T
+    columns = np.stack(counts, -1) / own_seconds[:, None]
+    times, *_ = np.linalg.lstsq(columns, np.ones_like(own_seconds), rcond=None)
+    return times
 
 
 def report(trace_dir: str) -> None:
-    """Print the table of times during decoding with large trees, from the spans of all ranks in this folder."""
+    """Print the table of times of stages and links, from the spans of all ranks in this folder."""
     all_spans = read(trace_dir)
-    windows = [(span["t0"], span["t1"]) for span in all_spans if span["name"] == LARGE_TREES]
+    windows = [(span["t0"], span["t1"]) for span in all_spans if span["name"] in METHODS]
     spans = [span for span in all_spans
              if any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)]
     ranks = sorted({span["rank"] for span in spans})
 
     print("\nmedian, and 90th percentile, in milliseconds")
-    _print_row("rank 0, own time per turn", own_times(spans, 0, "model"))
     for rank in ranks[1:]:
-        _print_row(f"rank {rank}, own time per segment", own_times(spans, rank, "forward"))
+        _print_row(f"rank {rank}, own time per segment", own_times(spans, rank))
 
     for sender, receiver in zip(ranks, [*ranks[1:], ranks[0]]):
         link = f"link {sender} -> {receiver}"
@@ -104,19 +156,18 @@ def report(trace_dir: str) -> None:
         _print_row(f"{link}, {WIDE_ROWS} rows or more", flights(spans, sender, receiver, WIDE_ROWS))
 
 
-def own_times(spans: list[TraceSpan], rank_number: int, model_span: str) -> list[float]:
-    """Return a rank's seconds between two waits, without its spans named `model_span`; only turns with these count."""
+def own_times(spans: list[TraceSpan], rank_number: int) -> list[float]:
+    """Return a stage's seconds between two waits without its layers; only those with layers count."""
     rank_spans = [span for span in spans if span["rank"] == rank_number]
     waits = [span for span in rank_spans if span["name"] == "wait"]
-    forwards = [span for span in rank_spans if span["name"] == model_span]
+    forwards = [span for span in rank_spans if span["name"] == "forward"]
 
     seconds = []
     for before, after in zip(waits, waits[1:]):
         begin, end = before["t1"], after["t0"]
-        model_seconds = [span["t1"] - span["t0"]
-                         for span in forwards if begin <= span["t0"] <= end]
-        if model_seconds:
-            seconds.append(end - begin - sum(model_seconds))
+        layer_seconds = [span["t1"] - span["t0"] for span in forwards if begin <= span["t0"] <= end]
+        if layer_seconds:
+            seconds.append(end - begin - sum(layer_seconds))
     return seconds
 
 
