@@ -48,6 +48,9 @@ METHODS = {
     "pipeinfer": Method(
         "pipeinfer", "ring", "eagle", "PipeInfer: first the tip, then short runs of one drafted chain",
         tree="chain", look=("#cfe8cf", "++")),
+    "windows": Method(
+        "windows", "ring", "eagle", "Mesh-LLM, shard: one drafted chain, in windows that fill the round trip",
+        tree="chain", look=("#b5c99a", "oo.")),
     "pearl": Method(
         "pearl", "ring", "eagle", "PEARL, AMUSD: drafts a chain further while its first part is verified",
         tree="chain", look=("#e3b5a4", "..")),

@@ -38,7 +38,7 @@ DRAWN = ("mss", "eagle1")  # rules for drawn guesses, of methods that draft whol
 LOSSY = ("typical",)  # rules that change the distribution of texts above temperature 0
 ROWS_BEFORE_MEASUREMENT = 16  # rows per segment until the best number is measured
 RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
-RUN = 4  # default of the guesses that pipeinfer sends at once
+RUN = 4  # default of the rows that pipeinfer and windows send at once
 USUAL_RANKS = 4  # default of the ranks that share all layers, or that hold replicas
 
 
@@ -151,7 +151,7 @@ class RunConfig(BoardKeys):
     init_topk_pipedec: int = shared_key(16, "guesses in a layer of pipedec",
         GUESSES, is_rare=True, heading="Other options of the pipeline")
     lookahead: str = shared_key(
-        "auto", "guesses that pipeinfer or dsi sends at once; auto: 4, for dsi as few as keep all busy",
+        "auto", "rows that pipeinfer, windows or dsi sends at once; auto: 4, for dsi as few as keep all busy",
         forms.LOOKAHEAD, divides_model=True)
     min_probability: float = shared_key(
         0.0, "least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))",

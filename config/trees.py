@@ -121,7 +121,7 @@ class TreeConfig:
     layer: Growth = Growth(NO_BOUND, NO_BOUND, 16, 16)  # one more layer of PipeDec
     chain: Growth = Growth(NO_BOUND, NO_BOUND, 1)  # one more guess of a chain, as in PipeInfer and PEARL
     stream: Growth = Growth(1024, NO_BOUND, 10, 16, MIN_SCORE, anywhere=True)  # of streaming
-    run: int = 4  # guesses of `chain` in a segment
+    run: int = 4  # rows of `chain` in a segment
     coupled: Growth = Growth(NO_BOUND, NO_BOUND, 1, anywhere=True)  # one more guess of DSI, drawn with the noise
     lookahead: int = 1  # guesses of `coupled` per verification
     chunk: int = 64  # the most rows of unsent text in one segment

@@ -192,6 +192,29 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
             target.send(segment)
 
 
+def windows(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """Cut one chain into windows that leave without waiting, as many as fill the round trip (Mesh-LLM, leyten/shard).
+
+    They come back in the order of their departure. After a miss those in flight are stale: the prune that cancels them
+    overtakes them, and the next window begins with the tip.
+    """
+    while True:
+        if target.ready():
+            yield from target.wait()
+            if new_tokens := verify(tree):
+                target.prune()
+                yield new_tokens
+
+        elif tree.num_unsent < cfg.run and (yield from draft.grow(tree, cfg.chain)):
+            pass  # a window leaves full, unless there are no more guesses
+
+        elif target.free and (window := tree.cut(cfg.run, cfg.chunk)):
+            target.send(window)
+
+        else:
+            yield from target.wait_until_free()
+
+
 def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Verify all guesses of a chain so far, one verification at a time, while the chain grows (PEARL, AMUSD).
 
@@ -282,4 +305,4 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, dsi)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, windows, pearl, ssd, streaming, dsi)}
