@@ -162,9 +162,21 @@ def accepted_length(answers: AnswerRecords) -> float:
 
 def tokens_per_miss(answers: AnswerRecords) -> float:
     """Return the mean run of correct guesses with the token that begins it, without the prefills'; NaN without any."""
-    num_misses = sum(sum(answer["misses"]) for answer in answers)
-    num_tokens = sum(new_tokens - 1 for answer in answers for new_tokens in answer["choices"][0]["new_tokens"])
+    num_tokens, num_misses = _tokens_and_misses(answers)
     return num_tokens / num_misses if num_misses else NAN
+
+
+def acceptance(answers: AnswerRecords) -> float:
+    """Return the share of tokens, without the prefills', that a guess under way covered; NaN without any tokens."""
+    num_tokens, num_misses = _tokens_and_misses(answers)
+    return 1 - num_misses / num_tokens if num_tokens else NAN
+
+
+def _tokens_and_misses(answers: AnswerRecords) -> tuple[int, int]:
+    """Return the numbers of tokens, without the prefills', and of misses."""
+    choices_and_misses = [(answer["choices"][0], answer["misses"]) for answer in answers]
+    num_tokens = sum(sum(choice["new_tokens"]) - len(choice["new_tokens"]) for choice, _ in choices_and_misses)
+    return num_tokens, sum(sum(misses) for _, misses in choices_and_misses)
 
 
 def lossy_divergence(answers: AnswerRecords) -> float:

@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import SPACE_REMEDY, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.metrics import NO_INTERVAL, Interval  # noqa: E402
-from eval.summary import MEAN, TemperatureView  # noqa: E402
+from eval.summary import AR, MEAN, TemperatureView  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -37,6 +37,7 @@ SPENT: Mapping[str, tuple[str, str]] = {  # tone and hatch
     "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
 EDGE = {"edgecolor": "black", "linewidth": 0.8}  # of bars
 LINE_SIZE = (6.4, 3.8)  # inches
+TREE = "serial"  # the method that sends one tree at a time
 MAX_LEVEL_LABELS = 16  # bars whose labels have room beside each other
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
@@ -169,7 +170,7 @@ def lines(path: Path, series: PlottedSeries, x_values: Sequence[float], title: s
 
 def draw(views: Sequence[TemperatureView]) -> Iterator[str]:
     """Write all plots of a results folder into it; yield their names."""
-    plots = {"speedup": _speed_ups, "account": _account}
+    plots = {"speedup": _speed_ups, "account": _account, "acceptance": _acceptance}
     for view, (kind, plot) in itertools.product(views, plots.items()):
         path = view.results.folder / f"{kind}-t{view.temperature:g}.png"
         if plot(view, path, f"temperature {view.temperature:g} {view.where}"):
@@ -209,4 +210,19 @@ def _account(view: TemperatureView, path: Path, where: str) -> bool:
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")
+    return True
+
+
+def _acceptance(view: TemperatureView, path: Path, where: str) -> bool:
+    """Draw speed-ups over one tree at a time by the acceptance of a chain; return False with fewer than two drafts."""
+    rows_by_acceptance = view.by_acceptance(MEAN)
+    if len(rows_by_acceptance) < 2 or TREE not in view.results.methods:
+        return False
+
+    speed_up_of = itemgetter(f"sr_{TREE}_same")
+    series = [Series(method, [speed_up_of(rows[method]) for _, rows in rows_by_acceptance])
+              for method in view.results.methods if method not in (AR.method, TREE)]
+    shares = [round(share, 2) for share, _ in rows_by_acceptance]
+    title = f"Speed-up over {TREE} by the share of a chain's guesses that are right, {where}"
+    lines(path, series, shares, title, ("share of guesses that are right", "SR"))
     return True

@@ -6,6 +6,7 @@ Usage: python3 -m eval.report DIR
 """
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from functools import partial
@@ -15,13 +16,14 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 from config.console import command
 from config.files import SPACE_REMEDY, write
 from eval import summary
-from eval.metrics import Interval
+from eval.metrics import NAN, Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import ResultsFolder, missing, provenance, read
-from eval.summary import MEAN, SummaryRow, TemperatureView
-from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
+from eval.summary import CHAIN, MEAN, SummaryRow, TemperatureView
+from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number, save
 
 TOO_LATE = 0.03  # share of the computing time
+ACCEPTANCE = ("profile", "draft", "set", "temperature", "acceptance")  # columns before those of the methods
 MAX_SHOWN_GAPS = 20  # largest number of sentences about missing answers
 ReportLines = Iterator[str]
 LabelledCells = Mapping[str, Iterable[str]]  # cells by the label of a contender
@@ -72,6 +74,9 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     rows = summary.summary(results)
     views = [TemperatureView(results, rows, temperature) for temperature in results.temperatures]
     summary.save_tables(results.folder, rows.values())
+    if CHAIN in results.methods:
+        save(results.folder / "acceptance.csv", (*ACCEPTANCE, *results.methods),
+             itertools.chain.from_iterable(map(_acceptance_rows, views)))
 
     report_path = results.folder / "report.md"
     write(report_path, "\n".join([*_text(results, views), ""]), SPACE_REMEDY)
@@ -79,6 +84,14 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     if screen:
         print("\n".join(map(_screen_table, views)), file=screen)
     return report_path
+
+
+def _acceptance_rows(view: TemperatureView) -> Iterator[SummaryRow]:
+    """Yield the rows of acceptance.csv at a temperature, with the tokens per second of each method."""
+    for set_name in (*view.results.sets, MEAN):
+        for acceptance, rows in view.by_acceptance(set_name):
+            speeds = {method: row["xi"].value for method, row in rows.items() if row}
+            yield {**dict.fromkeys(view.results.methods, NAN), **rows[CHAIN], **speeds, "acceptance": acceptance}
 
 
 def _text(results: ResultsFolder, views: Sequence[TemperatureView]) -> ReportLines:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
@@ -52,6 +53,7 @@ SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEED_COLUMNS for bound i
 STAGES = (*GROUP, "rank", *TIME_COLUMNS, "bytes", "control", "rows", *ORIGIN_COLUMNS)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN_COLUMNS)
 AR = Contender("ar", "none")
+CHAIN = "windows"  # the method that sends nothing but the best guesses, so that its misses are theirs
 SummaryRow = Mapping[str, Any]  # figures by their names; those of SPEED_COLUMNS are intervals
 T = TypeVar("T")
 
@@ -154,6 +156,19 @@ class TemperatureView:
         """Return this figure over all sets, for the contenders that have it."""
         return {label: rows_by_set[MEAN][figure]
                 for label, rows_by_set in self.rows.items() if rows_by_set[MEAN][figure]}
+
+    def by_acceptance(self, set_name: str) -> list[tuple[float, dict[str, SummaryRow]]]:
+        """Return, for each draft of `windows`, the share of a chain's guesses that are right, and the methods' rows.
+
+        The smallest share is the first.
+        """
+        shares_and_rows = []
+        for draft in self.results.drafts:
+            rows = {contender.method: self.rows[self.results.label(contender)].get(set_name, {})
+                    for contender in self.results.contenders if contender.draft in (draft, AR.draft)}
+            if rows.get(CHAIN):
+                shares_and_rows.append((metrics.acceptance(rows[CHAIN]["answers"]), rows))
+        return sorted(shares_and_rows, key=itemgetter(0))
 
     def cells(self, label: str, cell_of: Callable[[SummaryRow], T],
               otherwise: T) -> list[T]:

@@ -111,6 +111,12 @@ def test_the_tokens_of_a_miss_are_those_behind_the_prefill():
     assert math.isnan(metrics.tokens_per_miss([answer(tokens=(1,), misses=[0])]))
 
 
+def test_acceptance_is_the_share_of_tokens_behind_the_prefills_that_were_no_misses():
+    assert metrics.acceptance([answer(tokens=(10, 8), seconds=(1.0, 1.0), misses=[3, 1])]) == 0.75
+    assert metrics.acceptance([answer(tokens=(10,), misses=[0])]) == 1
+    assert math.isnan(metrics.acceptance([answer(tokens=(1,), misses=[0])]))
+
+
 def test_acceptance_by_position_is_what_vllm_prints():
     """Of four drafts of three tokens the first guess is accepted by three, the second by two and the third by one."""
     choices = [{"index": 0, "new_tokens": [11], "wall_time": [1.0], "accept_lengths": lengths}

@@ -246,6 +246,24 @@ def test_a_ratio_names_its_baseline_and_has_the_draft_of_the_first_or_of_the_row
     assert "missing: answers of 1 groups\n  - serial, eagle has 0 of 2 answers on qa at temperature 0" in text
 
 
+def test_speeds_are_listed_and_drawn_by_how_many_guesses_of_a_chain_are_right(drafted):
+    assert "acceptance" not in report_text(drafted) and not (drafted / "acceptance.csv").exists()
+    for draft, misses in (("eagle", 6), ("model:DIR", 12)):  # of 15 tokens behind the first
+        for question in (1, 2):
+            put(drafted, method="windows", draft=draft, question=question,
+                tokens=(16,), seconds=(8.0 * question,), misses=[misses], requests=[9])
+
+    text = report_text(drafted)
+    rows = csv_rows(drafted / "acceptance.csv")
+    assert list(rows[0]) == ["profile", "draft", "set", "temperature", "acceptance",
+                             "ar", "naive", "serial", "continuous", "windows"]
+    shown = [[row[name] for name in ("draft", "set", "acceptance", "ar", "serial", "windows")] for row in rows]
+    assert shown == [[draft, set_name, acceptance, "1.33333", serial, "1.33333"] for set_name in ("qa", "mean")
+                     for draft, acceptance, serial in (("model:DIR", "0.2", "2.66667"), ("eagle", "0.6", ""))]
+    assert "](acceptance-t0.png)" in text
+    assert (drafted / "acceptance-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_another_draft_may_be_the_baseline_and_a_baseline_without_answers_has_no_column(drafted):
     put_environment(drafted, START_OF_DRAFTS, drafts="eagle,model:DIR", baseline_draft="model:DIR")
     (drafted / "answers" / "serial" / "qa-t0.jsonl").unlink()
