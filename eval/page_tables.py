@@ -10,7 +10,8 @@ list         print the rows; those without a command were made by hand, or by a 
 pages        only write the tables into the pages
 FILE ...     run the commands that make these files, as docs/results/toy.csv
 
-In a page a table stands between two comments, of which the first names its file, conditions for its rows, and columns:
+In a page a table stands between two comments, of which the first names its file (or several, as docs/results/*.csv),
+conditions for its rows, and columns:
 <!-- table: docs/results/toy.csv set=mean temperature=0 | method xi sr_ar --> and <!-- end -->
 """
 from __future__ import annotations
@@ -155,9 +156,11 @@ def _marked_table(match: re.Match[str]) -> str:
     columns = column_names.split()
     allowed = {column: values.split(",") for column, values in PAIR.findall(conditions)}
 
-    with (ROOT / file_name).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if all(row[column] in allowed[column] for column in allowed)]
-    cells = [[_cell(row, column) for column in columns] for row in rows]
+    cells: list[list[str]] = []
+    for path in sorted(ROOT.glob(file_name)):
+        with path.open(encoding="utf-8", newline="") as file:
+            cells += [[_cell(row, column) for column in columns] for row in csv.DictReader(file)
+                      if all(row[column] in allowed[column] for column in allowed)]
     return opening + "\n".join([*markdown(columns, cells), ""])
 
 

@@ -65,6 +65,14 @@ def test_a_table_has_the_rows_and_columns_that_its_comment_names(tmp_path, monke
         assert with_tables(page_text) == f"before\n{opening}{table}<!-- end -->\nafter"
 
 
+def test_a_table_of_several_files_has_their_rows_in_the_order_of_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_tables, "ROOT", tmp_path)
+    for name in ("b", "a", "c"):
+        (tmp_path / f"ring-{name}.csv").write_text(f"name,xi\n{name},1\n")
+    opening, end = "<!-- table: ring-*.csv name=a,b | name -->\n", "<!-- end -->"
+    assert with_tables(opening + end) == f"{opening}| name |\n|---|\n| a |\n| b |\n{end}"
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository with a command that makes two tables, one that fails, one that prints, and a table made by hand."""
