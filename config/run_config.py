@@ -151,7 +151,7 @@ class RunConfig(BoardKeys):
     init_topk_pipedec: int = shared_key(16, "guesses in a layer of pipedec",
         GUESSES, is_rare=True, heading="Other options of the pipeline")
     lookahead: str = shared_key(
-        "auto", "rows that pipeinfer, windows or dsi sends at once; auto: 4, for dsi as few as keep all busy",
+        "auto", "rows sent at once by pipeinfer, windows, dsi; auto: 4, for dsi as few as keep all busy",
         forms.LOOKAHEAD, divides_model=True)
     min_probability: float = shared_key(
         0.0, "least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))",
