@@ -56,7 +56,8 @@ PROTOCOLS = {
     "boards-13b": Protocol("llama2-13b", {**BOARDS, **FP4, "results": str(RESULTS / "boards-13b")}),
 }
 REPEATS = Range(1, 1_000_000)
-SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
+SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the paper's data sets; questions for each are bundled
+EDITS = "edits"  # a further bundled set, which is in no mean with others: its answers repeat their prompts
 EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh toy

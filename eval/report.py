@@ -42,7 +42,8 @@ FIGURES = (  # title, figures, digits, factor
 FLIGHT_HEADING = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
                   "ms of a token lost after misses")
 WORDS = """\
-- **ξ**: new tokens divided by seconds, over all answers of a set, prefill included. The mean is that of the sets' ξ.
+- **ξ**: new tokens divided by seconds, over all answers of a set, prefill included. The mean is that of the sets' ξ,
+  without `edits`.
 - **ξ of decoding**: the tokens after the first of each turn divided by the seconds after it.
 - **SR**: the ratio of two ξ on the same questions; of the mean, the ratio of the two means, with its bounds at 95 %
   confidence (bootstrap over questions).

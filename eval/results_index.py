@@ -11,7 +11,7 @@ from config.methods import METHODS
 from config.questions import BUNDLED_FOLDER, load
 from config.run_config import RunConfig
 from config.values import listed
-from eval.keys import SETS, Contender, drafted
+from eval.keys import EDITS, SETS, Contender, drafted
 from eval.metrics import AnswerRecord
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request
 from eval.results import DELETE, answer_files, read_answers, read_environment
@@ -83,6 +83,11 @@ class ResultsFolder:
     def sets(self) -> list[str]:
         """The data sets that have answers, in the order of the papers."""
         return _ordered({group[2] for group in self.groups}, listed(SETS))
+
+    @property
+    def averaged_sets(self) -> list[str]:
+        """The data sets of a mean: those that have answers but EDITS, or EDITS if it is the only one."""
+        return [name for name in self.sets if name != EDITS] or self.sets
 
     @property
     def temperatures(self) -> list[float]:

@@ -13,7 +13,7 @@ from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, GroupKey, ResultsFolder, provenance
 from eval.tables import save
 
-MEAN = "mean"  # in place of a set: all sets
+MEAN = "mean"  # in place of a set: all averaged sets
 ACTIVITIES = ("computed", "waited", "idle", "other")  # the parts of a rank's time
 BOUNDS = ("", "_low", "_high")  # suffixes of the columns of a value and its interval
 
@@ -97,11 +97,11 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
 
 
 def summary(results: ResultsFolder) -> dict[GroupKey, SummaryRow]:
-    """Return the figures of each method and draft at each temperature: for each set with answers, and for all sets.
+    """Return the figures of each method and draft at each temperature: for each set with answers, and their mean.
 
     The latter have `MEAN` in place of a set.
     """
-    sets_by_name = {**{set_name: [set_name] for set_name in results.sets}, MEAN: results.sets}
+    sets_by_name = {**{set_name: [set_name] for set_name in results.sets}, MEAN: results.averaged_sets}
     rows_by_group: dict[GroupKey, SummaryRow] = {}
 
     for temperature, set_name, contender in itertools.product(results.temperatures, sets_by_name, results.contenders):

@@ -195,7 +195,7 @@ def _speeds(results_by_point: ResultsByPoint, all_points: Collection[str]) -> di
             label = results.label(contender)
             row_label = f"{label} t={temperature:g}" if has_temperatures else label
             speed_by_point = speeds_by_label.setdefault(row_label, dict.fromkeys(all_points, metrics.NO_INTERVAL))
-            speed_by_point[point] = figures(results, contender, results.sets, temperature)["xi"]
+            speed_by_point[point] = figures(results, contender, results.averaged_sets, temperature)["xi"]
 
     return {label: list(speed_by_point.values()) for label, speed_by_point in speeds_by_label.items()}
 

@@ -3,7 +3,7 @@ import pytest
 
 from config.presets import PRESETS, TOY
 from config.questions import BUNDLED_FOLDER, TOY_QUESTIONS, UNFETCHED_TEXT, Question, bundled, categories, load, read
-from eval.keys import EvalConfig
+from eval.keys import EDITS, EvalConfig
 from tests.checkpoints import refused
 from tests.json_files import save_json_lines
 
@@ -38,13 +38,23 @@ def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(
     sets = {name: load(folder, name) for name in EvalConfig.of().chosen_sets}
     assert list(sets) == list(REAL)
     assert {len(questions) for questions in sets.values()} == {20}
-    assert {path.stem for path in folder.glob("*.jsonl")} == set(REAL)
+    further_sets = {EDITS} if folder == BUNDLED_FOLDER else set()
+    assert {path.stem for path in folder.glob("*.jsonl")} == set(REAL) | further_sets
     asked = [question for questions in sets.values() for question in questions]
     assert [question.id for question in asked] == [*range(1, 121)]
     assert len({question.turns[0] for question in asked}) == 120
     assert [name for name, questions in sets.items()
             if any(len(each.turns) > 1 for each in questions)] == ["mt_bench"]
     assert {len(question.turns) for question in sets["mt_bench"]} == {2}
+
+
+def test_the_edits_are_twenty_further_questions_which_the_toy_does_not_have():
+    edits = load(BUNDLED_FOLDER, EDITS)
+    assert [question.id for question in edits] == [*range(121, 141)]
+    assert {(question.category, len(question.turns)) for question in edits} == {("edit", 1)}
+    assert len({question.turns for question in edits}) == 20
+    with refused("there is no data set edits", "choose others with sets="):
+        load(TOY_QUESTIONS, EDITS)
 
 
 def test_the_toy_is_asked_in_its_own_words_and_every_other_model_in_ours(tmp_path):

@@ -86,6 +86,21 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     assert rows[2]["waited"] == "0.2"
 
 
+def test_the_edits_are_a_set_that_no_mean_with_others_contains(folder, tmp_path_factory):
+    reporting.report(folder)
+    means = [row for row in csv_rows(folder / "summary.csv") if row["set"] == "mean"]
+    edits_folder = tmp_path_factory.mktemp("edits")
+    for results_folder in (folder, edits_folder):
+        for method in SECONDS:
+            put(results_folder, method=method, set="edits", tokens=(16,), seconds=(0.5,))
+        reporting.report(results_folder)
+
+    rows = csv_rows(folder / "summary.csv")
+    assert [row["set"] for row in rows[::3]] == ["gsm8k", "qa", "edits", "mean"]
+    assert rows[-3:] == means and {row["xi"] for row in rows[6:9]} == {"32"}
+    assert {row["xi"] for row in csv_rows(edits_folder / "summary.csv") if row["set"] == "mean"} == {"32"}
+
+
 def test_the_ranks_have_rows_of_their_own(folder):
     reporting.report(folder)
     rows = csv_rows(folder / "stages.csv")

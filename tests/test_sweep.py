@@ -150,6 +150,7 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
         write_sweep(tmp_path, "ablation", SWEEPS["ablation"])
     put(tmp_path / "score_order", method="continuous")
     put(tmp_path / "nothing", method="continuous", seconds=(1.0,))
+    put(tmp_path / "nothing", method="continuous", set="edits", seconds=(0.1,))  # in no mean
     text = write_sweep(tmp_path, "ablation", SWEEPS["ablation"]).read_text(encoding="utf-8")
     assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
 
