@@ -121,7 +121,7 @@ class RowAllocator:
 
 
 def bids(bidder: Bidder, weighed: bool) -> Iterator[Bid]:
-    """Yield the bids of unsent guesses: a worth is the log-probability, with `weighed` plus the request's log-weight."""
+    """Yield the bids of unsent guesses. Worths are log-probabilities, with `weighed` plus the request's log-weight."""
     tree = bidder.tree
     tip_score = tree.nodes[tree.tip].score
     log_weight = math.log(bidder.options.priority * (1 + bidder.passed_over)) if weighed else 0.0

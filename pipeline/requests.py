@@ -5,7 +5,6 @@ know nothing else of the pipeline. The ring sends, receives and distributes mess
 """
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, count
