@@ -483,7 +483,8 @@ class Ring:
         while batcher and (self.free or len(self.running) < 2):
             segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
             message = joined(segments)
-            self.pacing.first_stage.send(message.nodes, self.clock.now())
+            has_text = any(segment.text for segment in segments)
+            self.pacing.first_stage.send(message.nodes, self.clock.now(), has_text)
 
             *others, last = segments
             for segment in others:  # the span of the last one has the time of all

@@ -60,11 +60,15 @@ class FirstStage:
         self._last_left_at = 0.0  # time at which the newest returned segment left the stage
         self._mean_round_trip: float | None = None  # seconds, of recent segments
 
-    def send(self, nodes: list[int], now: float) -> None:
-        """Record a segment that was sent."""
+    def send(self, nodes: list[int], now: float, has_text: bool = True) -> None:
+        """Record a segment that was sent.
+
+        Before any measurement text takes no time, and guesses alone take all of it until they are back: better ones
+        than those behind them will be known then.
+        """
         begins_at = max(now, self.free_at)
-        ends_at = begins_at + self._times.slowest(len(nodes))
-        self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, ends_at))
+        seconds = self._times.slowest(len(nodes)) or (0.0 if has_text else math.inf)
+        self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, begins_at + seconds))
 
     def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
         """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds.
@@ -124,6 +128,8 @@ class FirstStage:
         if not self._in_flight:
             return 0.0
         newest = self._in_flight[-1]
+        if newest.ends_at == math.inf:
+            return math.inf
         return newest.ends_at - EARLY_SHARE * (newest.ends_at - newest.begins_at)
 
 

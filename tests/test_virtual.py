@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
+from random import Random
 from typing import Callable
 
 import numpy as np
@@ -261,6 +262,24 @@ def test_a_question_takes_the_same_time_after_a_long_series_of_others():
     assert seconds[1] == seconds[0]
     assert ring.pacing.times.slowest(1) == pytest.approx(STAGE_SECONDS)
     assert ring.pacing.times.seconds_per_row(1) == 0.0
+
+
+def test_only_one_segment_of_guesses_leaves_behind_a_prompt_before_anything_was_measured(monkeypatch):
+    with Pipeline.open("toy", time="virtual", profile="jetson-7b", pipeline_type="streaming",
+                       draft="suffix") as pipeline:
+        decoder, ring = pipeline.decoder, pipeline.ring
+        ring.reset_measurements()  # of the start
+        num_returned, put, num_guesses_first = ring.returned_messages, ring.put, []
+
+        def put_and_note(segment: Segment) -> None:
+            if ring.returned_messages == num_returned and not segment.text:
+                num_guesses_first.append(len(segment.nodes))
+            put(segment)
+
+        monkeypatch.setattr(ring, "put", put_and_note)
+        prompt_ids = Random(0).choices(range(10, 16), k=150)  # each token has followed each other one
+        decoder.complete(Request(prompt_ids, Sampler(), 8))
+    assert len(num_guesses_first) == 1
 
 
 def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(tmp_path):
