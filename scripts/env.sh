@@ -103,9 +103,10 @@ uv_install() {
 
 # pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
 # isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools. Python
-# compiles a module when it first needs it, not all of them here.
+# compiles a module when it first needs it, not all of them here. There is one try, unless $PIP_RETRIES asks for more:
+# without a network the reason comes at once.
 pip_install() {
-    PIP_USE_PEP517=1 "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile "$@" \
+    PIP_USE_PEP517=1 PIP_RETRIES="${PIP_RETRIES:-0}" "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile "$@" \
         2>&1 >/dev/null | read_pip
     return "${PIPESTATUS[0]}"
 }

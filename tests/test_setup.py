@@ -32,6 +32,7 @@ case "$*" in
     *"-m pip config list") ! [ -e "$TOP/index" ] || cat "$TOP/index" ;;
     *"-m pip "*)
         echo "$PIP_USE_PEP517 ${@: -1}" >>"$TOP/asked"
+        echo "$PIP_RETRIES" >>"$TOP/retries"
         if [ -e "$TOP/wait" ]; then until [ -e "$TOP/go" ]; do sleep 0.02; done; fi
         if [ -e "$TOP/no_torch" ] && [[ "$*" = *+cpu ]]; then echo "ERROR: there is none" >&2 && exit 1; fi
         if [ -e "$TOP/says" ]; then cat "$TOP/says" >&2 && exit 1; fi ;;
@@ -265,6 +266,12 @@ def test_a_clone_that_may_only_be_read_serves_if_it_is_ready_and_else_says_what_
     said = clone.refusal("tests/requirements.txt", **shut(clone.root))
     assert f"you may not write to {clone.root}/.venv: let its owner" in said
     reopen(clone.root)
+
+
+@pytest.mark.parametrize("typed, retries", [({}, "0"), ({"PIP_RETRIES": "3"}, "3")])
+def test_without_a_network_there_is_one_try(clone, typed, retries):
+    assert clone.start(env=typed)[0] == 0
+    assert set((clone.top / "retries").read_text().split()) == {retries}
 
 
 def test_a_python_that_cannot_make_environments_is_passed_over_or_refused(clone):
