@@ -97,11 +97,11 @@ def _is_facts(value: Any) -> bool:
 
 def _clean_facts(raw: bytes) -> bytes:
     """Return a rank's facts; of another version, which may know other facts, only what names it."""
-    facts = parse(raw)
-    if fits(facts, OF_ALL_VERSIONS) and facts["code"] != _own_version():
-        names = {name: facts[name] for name in OF_ALL_VERSIONS}
-        if _is_address(facts.get("address")):
-            names["address"] = facts["address"]
+    entry = parse(raw)
+    if fits(entry, OF_ALL_VERSIONS) and entry["code"] != _own_version():
+        names = {name: entry[name] for name in OF_ALL_VERSIONS}
+        if _is_address(entry.get("address")):
+            names["address"] = entry["address"]
         raw = json.dumps({**names, "settings": {}, "worker": False, "error": OTHER_CODE}).encode()
     return _json_of(_is_facts)(raw)
 
@@ -236,10 +236,10 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 
 def judge_facts(written: Written, board: Board) -> str:
     """Return the first disagreement as a message, or an empty string. `written` may lack ranks if one has an error."""
-    for rank, facts in written.items():
-        if facts["code"] != written[0]["code"]:  # which may be the reason of any error
-            name = board.named(rank, facts["host"], facts.get("address", ""))
-            return (f"{name} {OTHER_CODE} ({facts['code']}, not {written[0]['code']}): bring one version to all "
+    for rank, rank_facts in written.items():
+        if rank_facts["code"] != written[0]["code"]:  # which may be the reason of any error
+            name = board.named(rank, rank_facts["host"], rank_facts.get("address", ""))
+            return (f"{name} {OTHER_CODE} ({rank_facts['code']}, not {written[0]['code']}): bring one version to all "
                     "boards, as bash scripts/push.sh code=true does")
 
     for rank, facts in written.items():

@@ -279,7 +279,7 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
     """
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
-             "A word with spaces is the question. Quote a key together with its value if the value has spaces.",
+             "Words that are neither preset nor key are the question. Quote a key with its value if that has spaces.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
     name_width = max(map(len, PRESETS))

@@ -178,9 +178,9 @@ def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option]) -> dict[str
     return key_values
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str:
     """Return the question whether the most similar name was meant, or an empty text if none is similar."""
-    close_names = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=MIN_SIMILARITY)
+    close_names = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=min_similarity)
     return f"did you mean {close_names[0]}?" if close_names else ""
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+import termios
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,9 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from cluster.board import is_one_rank
 from cluster.processes import keep_ctrl_c
 from config.files import cache_folder
-from config.keys import HELP, in_full, preset_of, raw_values
+from config.keys import HELP, facts_by_name, in_full, nearest, preset_of, raw_values
 from config.presets import PRESETS
-from config.run_config import QUESTION_KEYS
+from config.run_config import QUESTION_KEYS, RunConfig
 from config.schema.untrusted import one_line
 from launch.pipeline import Pipeline
 from launch.screen import introduction, pieces_of, screen_for, summary
@@ -26,6 +27,9 @@ from launch.screen import introduction, pieces_of, screen_for, summary
 STANDARD_INPUT = "-"  # value of the key `prompt`
 MAX_PROMPT_BYTES = 100_000  # Linux allows a word of a command 131,072
 HISTORY_LINES = 1000
+SURE_SIMILARITY = 0.8  # of a word to a preset's name, from which it is a mistyped one, and no question
+QUOTES = '"""'  # around a question of several lines
+LOCAL_MODES = 3  # place of a terminal's local modes in what termios returns
 COMMANDS = {
     "/set": "show the options of an answer; /set temperature=0.7 changes one",
     "/tree": "show the guesses while an answer comes, or hide them",
@@ -54,7 +58,7 @@ def with_question(argv: Sequence[str]) -> list[str]:
 
     Raises ValueError for `prompt=-` if nothing can be read.
     """
-    words = in_full(argv)
+    words = _with_bare_question(in_full(argv))
     raw = raw_values(words)
     is_named = raw.get("prompt") == STANDARD_INPUT
     has_question = not (is_named or raw.keys().isdisjoint(QUESTION_KEYS))
@@ -72,6 +76,20 @@ def with_question(argv: Sequence[str]) -> list[str]:
     if is_named and not question:
         raise ValueError("prompt=- reads the question from standard input, which is empty: type it in quotes instead")
     return [*others, f"prompt={question}"] if question else words
+
+
+def _with_bare_question(words: Sequence[str]) -> list[str]:
+    """Return the words with those that are neither preset, path nor key as the question, in their order.
+
+    A single word that is nearly a preset, or a key without a value, stays, and is refused.
+    """
+    bare_words = [word for word in words if not ("=" in word or "/" in word or word.startswith("-") or word in PRESETS
+                                                 or word in HELP or word.endswith(".json"))]
+    first_word = bare_words[0] if bare_words else ""
+    is_mistake = nearest(first_word, PRESETS, SURE_SIMILARITY) and first_word == words[0]
+    if not bare_words or is_mistake or len(bare_words) == 1 and first_word in facts_by_name(RunConfig):
+        return list(words)
+    return [*(word for word in words if word not in bare_words), f"prompt={' '.join(bare_words)}"]
 
 
 def _read_question() -> str:
@@ -119,7 +137,7 @@ class Conversation:
         asked_texts = [*self.texts, question]
         generation = self.pipeline.submit(asked_texts, waits=False, **self.options)
         screen = screen_for(self.pipeline, self.shows_tree)
-        with closing(generation), interrupts() as pressed, screen:
+        with closing(generation), interrupts() as pressed, hidden_keys(), screen:
             for piece in pieces_of(self.pipeline.decoder, generation):
                 screen.show(generation, piece)
                 if pressed:
@@ -171,6 +189,7 @@ def typed_lines() -> Iterator[Callable[[], str | None]]:
     editor: Any = None
     with suppress(ImportError, OSError):
         editor = import_module("readline")  # `input` uses it once it is imported
+        editor.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one question; Python turns it off
         history.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             editor.read_history_file(history)
@@ -184,15 +203,39 @@ def typed_lines() -> Iterator[Callable[[], str | None]]:
 
 
 def _read_line() -> str | None:
-    """Return the next line; an empty one after Ctrl-C, and None at the end of input."""
+    """Return the next line, or the lines between two triple quotes; an empty one after Ctrl-C, and None at the end."""
     try:
-        return input("> ")
+        text = input("> ")
+        if not text.startswith(QUOTES):
+            return text
+        while not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES)):
+            text += "\n" + input(". ")
+        return text[len(QUOTES):-len(QUOTES)]
     except KeyboardInterrupt:
         print()
         return ""
     except EOFError:
         print()
         return None
+
+
+@contextmanager
+def hidden_keys() -> Iterator[None]:
+    """Keep keys that are typed meanwhile out of the text on the terminal; the next line begins with them."""
+    modes = None
+    with suppress(termios.error, OSError, ValueError):  # it is no terminal
+        modes = termios.tcgetattr(sys.stdin.fileno())
+    if modes is None:
+        yield
+        return
+
+    hidden_modes = [*modes]
+    hidden_modes[LOCAL_MODES] = modes[LOCAL_MODES] & ~termios.ECHO
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, hidden_modes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
 
 
 @contextmanager

@@ -4,10 +4,13 @@
 """
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 import time
 from importlib.util import find_spec
 from typing import Any, Callable, Iterator
+from unicodedata import combining, east_asian_width
 
 from config.cli import shown_path
 from config.run_config import RunConfig
@@ -36,18 +39,58 @@ def pieces_of(decoder: Decoder, generation: Generation) -> Iterator[str]:
         yield piece
 
 
+class WordWrap:
+    """The line breaks between words of a text that comes in pieces; the last word waits for its end."""
+
+    def __init__(self, num_columns: int) -> None:
+        self._num_columns = num_columns
+        self._num_used, self._word = 0, ""
+
+    def add(self, piece: str) -> str:
+        """Return what can be shown now."""
+        *spaced_words, self._word = re.split(r"(?<=\s)", self._word + piece)
+        return "".join(map(self._placed, spaced_words))
+
+    def end(self) -> str:
+        """Return the rest."""
+        return self._placed(self._word)
+
+    def _placed(self, spaced_word: str) -> str:
+        word = spaced_word.rstrip(" ")
+        num_used = self._num_used + _columns(word)
+        if num_used > self._num_columns and self._num_used:
+            self._num_used = 0
+            return "\n" + self._placed(spaced_word)
+
+        if word.endswith("\n"):
+            self._num_used = 0
+            return word
+        shown_word = spaced_word if num_used < self._num_columns else word  # a space would begin the next line
+        self._num_used = num_used + len(shown_word) - len(word)
+        return shown_word
+
+
+def _columns(text: str) -> int:
+    """Return the columns of a text on a terminal: East Asian characters take two, accents none."""
+    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
+
+
 class TextScreen:
-    """An answer as text alone."""
+    """An answer as text alone; on a terminal, lines end between words."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
     def __enter__(self) -> TextScreen:
         return self
 
     def show(self, generation: Generation, piece: str) -> None:
         """Show the answer as it is now, with its newest piece."""
-        print(escaped(piece), end="", flush=True)
+        shown_text = escaped(piece)
+        print(self._wrap.add(shown_text) if self._wrap else shown_text, end="", flush=True)
 
     def __exit__(self, *error: object) -> None:
-        print()
+        print(self._wrap.end() if self._wrap else "")
 
 
 class LiveScreen(TextScreen):

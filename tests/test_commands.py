@@ -132,9 +132,9 @@ def test_a_command_of_the_original_is_found_where_its_readme_looks_for_it(script
     folder, name = (ROOT / script).parent, Path(script).name
     (tmp_path / "bash").write_text('#!/bin/sh\nrealpath "$1"; shift; echo "$@"\n')
     (tmp_path / "bash").chmod(0o755)
-    found = run_program("/bin/bash", name, "a b", "c", cwd=folder,
+    shown = run_program("/bin/bash", name, "a b", "c", cwd=folder,
                         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert found.stdout == f"{ROOT / 'scripts' / name}\na b c\n", found.stderr
+    assert shown.stdout == f"{ROOT / 'scripts' / name}\na b c\n", shown.stderr
 
 
 @pytest.mark.parametrize("name", "check_clients check_legacy check_setup netem netns_cluster push".split())

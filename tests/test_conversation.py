@@ -12,10 +12,12 @@ import termios
 
 import pytest
 
+from config.cli import parse
 from config.dialect import is_question
 from config.presets import ROOT
 from launch.conversation import Conversation, with_question
 from launch.pipeline import Pipeline
+from launch.screen import WordWrap
 from tests.checkpoints import refused
 from tests.saved import SLOW, here
 
@@ -29,6 +31,38 @@ QUESTION = "What does a baker do?"
     ("", False), (" ", False)])
 def test_a_word_with_spaces_before_any_equals_sign_is_a_question(word, expected):
     assert is_question(word) == expected
+
+
+@pytest.mark.parametrize("typed, words", [
+    ("hello", ["prompt=hello"]), ("toy hello", ["toy", "prompt=hello"]),
+    ("hello toy seed=1", ["toy", "seed=1", "prompt=hello"]),
+    ("what is rain", ["prompt=what is rain"]), ("what is temperature", ["prompt=what is temperature"]),
+    ("Hello? --seed 1", ["seed=1", "prompt=Hello?"])])
+def test_a_word_that_is_no_preset_and_no_key_is_a_question(typed, words):
+    assert with_question(typed.split()) == words
+
+
+@pytest.mark.parametrize("typed, sentence", [
+    ("vicuna7b", "unknown preset vicuna7b: did you mean vicuna-7b?"),
+    ("vicuna7b what is rain", "unknown preset vicuna7b: did you mean vicuna-7b?"),
+    ("temperature", "temperature has no value: write temperature=VALUE"),
+    ("ours.json", "files of presets are not read"), ("./a/model.gguf", "unknown preset ./a/model.gguf")])
+def test_a_mistyped_preset_a_key_and_a_path_are_no_question(typed, sentence, offered):
+    offered("")
+    with refused(sentence):
+        parse(with_question(typed.split()))
+
+
+@pytest.mark.parametrize("pieces, lines", [
+    (["one two three four"], ["one two ", "three four"]),
+    (["on", "e tw", "o thr", "ee four"], ["one two ", "three four"]),
+    (["ten letter", "s\nx"], ["ten ", "letters", "x"]), (["averyverylongword x"], ["averyverylongword", "x"]),
+    (["one averyverylongword"], ["one ", "averyverylongword"]), (["日本 日本語"], ["日本 ", "日本語"]),
+    (["ab  cd\n\n", "e"], ["ab  cd", "", "e"]), (["0123456789 a"], ["0123456789", "a"]), ([""], [""])])
+def test_lines_of_ten_columns_end_between_words_however_the_text_comes(pieces, lines):
+    wrap = WordWrap(10)
+    shown = "".join(map(wrap.add, pieces)) + wrap.end()
+    assert shown.split("\n") == lines
 
 
 @pytest.fixture
@@ -156,6 +190,7 @@ class Terminal:
         while not (match := re.search(pattern, self.shown, re.S)):
             assert select.select([self.number], [], [], 60 * SLOW)[0], self.shown
             self.shown += os.read(self.number, 4096).decode(errors="replace").replace("\r", "")
+            self.shown = re.sub(r"\x1b\[\?2004[hl]", "", self.shown)  # the terminal is asked to mark pasted lines
         self.shown = self.shown[match.end():]
         return match
 
@@ -198,6 +233,22 @@ def test_a_person_asks_stops_an_answer_with_ctrl_c_and_ends_with_ctrl_d(terminal
     history = (tmp_path / "flowspec" / "history").read_text().splitlines()
 
     assert history == ["abc", "/set max_new_tokens=400", "/tree", "abc"]
+
+
+def test_pasted_lines_are_one_question_and_keys_during_an_answer_wait_for_the_next(terminal):
+    window = terminal("max_new_tokens=12")
+    window.see("Ctrl-D ends.*> ")
+    window.press("/tree\r")
+    window.see("shown from the next answer on\n> ")
+    for typed in ("\x1b[200~ab\ncd\x1b[201~\r", '"""ab\rcd"""\r'):
+        window.press(typed)
+        window.see("ab.*cd.*stage 2 ")
+        window.press("/set\r")
+        answered = window.see(r"(.*)\(emulated\)\n\n> ")[1]
+        assert "/set" not in answered
+        window.see("temperature=[^>]*> ")
+    window.press("\x04")
+    assert window.process.wait(60 * SLOW) == 0
 
 
 def test_the_demo_ends_with_a_comparison_in_one_line(terminal):

@@ -93,9 +93,9 @@ def test_the_line_of_this_machine_needs_no_ssh(saved, tmp_path):
     assert [path.name for path in clone.glob("splits/0+1+1+2/*")] == ["stage_0"]
     assert [path.name for path in home.glob("other/splits/0+1+1+2/*")] == ["stage_2"]
 
-    made = typed("make_keys.sh", f"keys={tmp_path / 'cluster'}")
-    assert made.returncode == 0 and all(
-        read_keys(folder / "keys") for folder in (clone, home / "other", tmp_path / "b1" / "flowspec")), made.stderr
+    done = typed("make_keys.sh", f"keys={tmp_path / 'cluster'}")
+    assert done.returncode == 0 and all(
+        read_keys(folder / "keys") for folder in (clone, home / "other", tmp_path / "b1" / "flowspec")), done.stderr
     assert "127.0.0.1" not in log.read_text()
     assert typed("make_keys.sh", "ranks=3").returncode == 2 and "you@127.0.0.1" in log.read_text()
 

@@ -180,8 +180,8 @@ def test_a_worker_that_comes_by_itself_is_waited_for(capsys, workers, gone, advi
     root._store = Store(entries.reply_to_root)
     root._store.add(NEWEST, 2)
     for rank in (1, 2):
-        facts = {"host": "b", "code": code_version(), "settings": {}, "worker": rank in workers, "error": "none"}
-        entries.reply(rank, ["set", f"facts/{rank}", json.dumps(facts)])
+        rank_facts = {"host": "b", "code": code_version(), "settings": {}, "worker": rank in workers, "error": "none"}
+        entries.reply(rank, ["set", f"facts/{rank}", json.dumps(rank_facts)])
     assert root._look_after() == ""
     names = ", ".join(root.names[rank] for rank in gone)
     assert capsys.readouterr().err == f"\nflowspec: waiting for {names}: {advice}\n"

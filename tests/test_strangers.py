@@ -304,9 +304,9 @@ def test_facts_have_all_their_parts_or_are_junk(change):
 @pytest.mark.parametrize("other", [
     {"code": "d"}, {"code": "d", "news": 1}, {"code": "d", "settings": {"x": []}}], ids=str)
 def test_a_rank_of_another_version_is_named_whatever_its_facts_look_like(other):
-    found = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**FACTS, **change}).encode()))
+    entries = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**FACTS, **change}).encode()))
              for rank, change in enumerate(({"error": "no disk"}, other))}
-    for written in found, {0: found[1], 1: found[0]}:
+    for written in entries, {0: entries[1], 1: entries[0]}:
         sentence = judge_facts(written, Board(0, "10.0.0.1", 1, "", 1, ()))
         assert sentence.startswith("rank 1 (b") and f"{OTHER_CODE} ({written[1]['code']}, not " in sentence
 

@@ -127,11 +127,11 @@ def test_a_guess_that_grew_before_anything_was_sent_belongs_to_its_request_and_n
              span(2, "request", answer=[12]),
              span(3, "grow", nodes=[12], tokens=[12], parents=[11], scores=[0.0], gone=[]),
              sent(4, [10, 11], [10, 10], 2), sent(5, [12], [11], 0)]
-    found = RunHistory(spans).data()
-    assert [(node["id"], node["request"]) for node in found["nodes"]] == [(12, 0), (10, 0), (11, 0)]
-    assert [segment["nodes"] for segment in found["segments"]] == [[10, 11], [12]]
-    assert [(event["kind"], event["what"]) for event in found["events"]] == [("grow", 12), ("send", 0), ("send", 1)]
-    assert [request["answer"] for request in found["requests"]] == [[12]]
+    history = RunHistory(spans).data()
+    assert [(node["id"], node["request"]) for node in history["nodes"]] == [(12, 0), (10, 0), (11, 0)]
+    assert [segment["nodes"] for segment in history["segments"]] == [[10, 11], [12]]
+    assert [(event["kind"], event["what"]) for event in history["events"]] == [("grow", 12), ("send", 0), ("send", 1)]
+    assert [request["answer"] for request in history["requests"]] == [[12]]
 
 
 of_one_method = pytest.mark.parametrize("ran", ["continuous"], indirect=True)
