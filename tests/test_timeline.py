@@ -117,8 +117,8 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
 
 
 def test_a_guess_that_grew_before_anything_was_sent_belongs_to_its_request_and_not_to_a_measurement():
-    def span(begin, name, **facts):
-        return {"rank": 0, "name": name, "t0": begin, "t1": begin + 0.5, "thread": "main", **facts}
+    def span(begin, name, **fields):
+        return {"rank": 0, "name": name, "t0": begin, "t1": begin + 0.5, "thread": "main", **fields}
 
     def sent(begin, nodes, parents, num_text):
         return span(begin, "send", nodes=nodes, tokens=nodes, parents=parents, text=num_text)
