@@ -19,17 +19,17 @@ from config.presets import TOY
 WEIGHTS = "model.safetensors"
 
 
-def write_copy(folder: Path, amount: float) -> None:
+def write_copy(copy_folder: Path, noise_amount: float) -> None:
     """Write a copy of the chat model with this amount of noise, which is the same each time."""
-    shutil.copytree(TOY / "llama", folder, dirs_exist_ok=True)
+    shutil.copytree(TOY / "llama", copy_folder, dirs_exist_ok=True)
     generator = torch.Generator().manual_seed(0)
 
     weights = load_file(TOY / "llama" / WEIGHTS)
     for name, tensor in weights.items():
         if tensor.dim() > 1:
             noise = torch.randn(tensor.shape, generator=generator)
-            weights[name] = (tensor + amount * tensor.float().std() * noise).to(tensor.dtype)
-    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+            weights[name] = (tensor + noise_amount * tensor.float().std() * noise).to(tensor.dtype)
+    save_file(weights, copy_folder / WEIGHTS, {"format": "pt"})
 
 
 if __name__ == "__main__":
