@@ -22,13 +22,13 @@ WEIGHTS = "model.safetensors"
 def write_copy(copy_folder: Path, noise_amount: float) -> None:
     """Write a copy of the chat model with this amount of noise, which is the same each time."""
     shutil.copytree(TOY / "llama", copy_folder, dirs_exist_ok=True)
-    generator = torch.Generator().manual_seed(0)
+    noise_generator = torch.Generator().manual_seed(0)
 
     weights = load_file(TOY / "llama" / WEIGHTS)
-    for name, tensor in weights.items():
+    for tensor_name, tensor in weights.items():
         if tensor.dim() > 1:
-            noise = torch.randn(tensor.shape, generator=generator)
-            weights[name] = (tensor + noise_amount * tensor.float().std() * noise).to(tensor.dtype)
+            noise = torch.randn(tensor.shape, generator=noise_generator)
+            weights[tensor_name] = (tensor + noise_amount * tensor.float().std() * noise).to(tensor.dtype)
     save_file(weights, copy_folder / WEIGHTS, {"format": "pt"})
 
 
