@@ -17,6 +17,7 @@ MODELS_FOLDER = Path(RunConfig().models).expanduser() if RunConfig().models else
 TOY = ROOT / "toy"
 SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the default preset, and the one if that cannot be downloaded
 DEMO = "demo"  # the bundled model on an emulated cluster
+CONVERSATION = {SMOLLM2: {"temperature": 0.2, "top_p": 0.9}}  # from the model's card; its GGUF file has none
 STORY_PROMPT = "Tell me a short story about a curious fox called Maya."
 
 

@@ -126,6 +126,7 @@ class RunConfig(BoardKeys):
     max_new_tokens: int = shared_key(256, "tokens, at most", Range(1, COUNT), per_answer=True)
     ignore_eos: bool = shared_key(False, "continue after the end token (to measure speed)", per_answer=True)
     stop: str = shared_key("", "text that ends the answer; empty: none")
+    stop_loops: bool = local_key(False, "end an answer that writes a sentence or phrase three times in succession")
 
     policy: str = shared_key(
         "auto", "eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own",

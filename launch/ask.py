@@ -22,6 +22,7 @@ from launch.pipeline import Generation, Pipeline
 from launch.progress import ProgressBar
 from launch.run import Command
 from launch.screen import devices_of, introduction, pieces_of, screen_for, summary
+from model.text import is_in_loop
 from pipeline.answers import Answer, by_position
 from pipeline.concurrent import Coroutine, concurrent
 
@@ -39,8 +40,11 @@ AnswerKey = Tuple[int, int]  # the index of its question, and its turn
 FinishedAnswer = Tuple[AnswerKey, Answer, Dict[str, Any]]  # with its entry in `output`
 
 
-def warn_if_full(pipeline: Pipeline, answer: Answer) -> None:
-    """Print a warning, with the remedy, if a full context ended an answer."""
+def warn_of_end(pipeline: Pipeline, generation: Generation) -> None:
+    """Print a warning, with the remedy, if a full context or a loop ended an answer."""
+    answer = generation.answer
+    if pipeline.config.stop_loops and is_in_loop(generation.text):
+        say("the answer is stopped, since it repeats itself (stop_loops=true)", "\n")
     if answer.finish_reason == "context":
         max_length, typed_max_length = pipeline.decoder.max_length, pipeline.config.max_length
         is_as_typed = max_length == typed_max_length
@@ -130,7 +134,7 @@ def ask_one(pipeline: Pipeline) -> None:
         for piece in pieces_of(pipeline.decoder, generation):
             screen.show(generation, piece)
 
-    warn_if_full(pipeline, generation.answer)
+    warn_of_end(pipeline, generation)
     print()
     if config.live:
         compare(pipeline, generation)
@@ -207,7 +211,7 @@ def _talk(pipeline: Pipeline, index: int, question: Question) -> Coroutine[Finis
             for _ in generation:
                 yield None
 
-        warn_if_full(pipeline, generation.answer)
+        warn_of_end(pipeline, generation)
         messages += [user_text, generation.text]
         entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, user_text, generation)}
         yield (index, turn), generation.answer, entry

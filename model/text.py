@@ -63,6 +63,8 @@ MARKER = "2718281828459045"  # a text to find in what a template writes, whateve
 TRIED_ARGUMENTS = {"a": MARKER}
 SHORT_ID = re.compile("[A-Za-z0-9]{9}")  # of a call, as Mistral's templates demand it
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
+LOOP_LENGTHS = range(16, 400)  # characters of a text that an answer in a loop repeats
+NUM_REPETITIONS = 3  # of it, in succession
 _IMPORTING = Lock()
 MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and other keys for an own template
 Stops = Union[str, Sequence[str]]  # one or several texts that end an answer
@@ -622,6 +624,13 @@ class Stream:
         return self._print(decoded(self._tokenizer, self._window_ids))
 
 
+def is_in_loop(text: str) -> bool:
+    """Return whether a text ends with one sentence or phrase three times in succession."""
+    repeated_texts = (text[-length:] for length in LOOP_LENGTHS if length * NUM_REPETITIONS <= len(text))
+    return any(text.endswith(repeated * NUM_REPETITIONS) and any(map(str.isalpha, repeated))
+               for repeated in repeated_texts)
+
+
 class AnswerReader:
     """A reader of an answer's text up to the first stop text; a possible beginning of one is held back.
 
@@ -629,7 +638,8 @@ class AnswerReader:
     `shows_marks` it is as the model writes it.
     """
 
-    def __init__(self, text: Text, stop: Stops = "", shows_marks: bool = False) -> None:
+    def __init__(self, text: Text, stop: Stops = "", shows_marks: bool = False, stops_loops: bool = False) -> None:
+        self._stops_loops = stops_loops
         self._stream = Stream(text.tokenizer)
         self._channels = CallReader(HARMONY, {}) if text.has_channels and not shows_marks else None
         self._in_thoughts = False  # whether thoughts are shown, and not ended yet
@@ -645,9 +655,10 @@ class AnswerReader:
         return "".join(self._shown_pieces)
 
     def stops(self, token: int) -> bool:
-        """Return whether a token completes a stop text; call this for an answer's tokens in order."""
+        """Return whether a token completes a stop text, or a loop if they end an answer; call this for an answer's
+        tokens in order."""
         self.read([token])
-        return bool(self.stopped)
+        return bool(self.stopped) or self._stops_loops and is_in_loop(self.text)
 
     def read(self, tokens: Iterable[int]) -> str:
         """Return the text that these tokens add, or nothing after a stop text."""

@@ -14,10 +14,10 @@ from eval.keys import EvalConfig
 from eval.keys import words as evaluation
 from launch.pipeline import Pipeline
 from launch.run import run
-from launch.words import HEADLESS_REASON, resolve
+from launch.words import HEADLESS_REASON, RECOMMENDED_REASON, resolve
 from scripts import generate, serve
 from tests.checkpoints import refused
-from tests.json_files import change_json
+from tests.json_files import change_json, save_json
 
 
 def settled(words, keys_class=None):
@@ -157,3 +157,47 @@ def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
             parse([f"base_dir={tmp_path}", draft], kind=keys_class)
     parse([f"base_dir={tmp_path}", "draft=eagle", "pipeline_type=ar"])
     parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], kind=EvalConfig)
+
+
+SAMPLED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}  # of Qwen 3
+
+
+@pytest.mark.parametrize("settings, more_words, expected", [
+    (SAMPLED, [], ["temperature=0.6", "top_p=0.95", "top_k=20"]),
+    (SAMPLED, ["top_p=0.5"], ["temperature=0.6", "top_k=20"]),
+    (SAMPLED, ["temperature=0"], []), (SAMPLED, ["temperature=1"], []),
+    (SAMPLED, ["profile=wifi"], []), ({"do_sample": False, **SAMPLED}, [], []),
+    ({"do_sample": True, "top_k": 64, "top_p": 0.949999988079071}, [], ["temperature=1", "top_p=0.95", "top_k=64"]),
+    ({"temperature": 0.7, "top_k": -1}, [], ["temperature=0.7"]), ({"eos_token_id": 1}, [], [])])
+def test_a_typed_question_is_answered_with_the_sampling_of_the_models_files(settings, more_words, expected, tmp_path):
+    save_json(tmp_path / "generation_config.json", settings)
+    words = ["toy", f"base_dir={tmp_path}", "template=none", "draft=suffix", *more_words]
+    names = ("temperature", "top_p", "top_k", "min_p")
+
+    def added(keys_class, *other_words):
+        all_words = settled([*words, *other_words], keys_class)
+        return [word for word in all_words if word.startswith(names) and word not in more_words]
+
+    assert added(None, "prompt=Hello") == expected
+    assert added(None) == []
+    if not more_words:
+        assert added(EvalConfig) == []
+        assert added(ServeConfig) == expected
+
+
+def test_the_sampling_of_a_preset_is_that_of_its_own_model_and_the_start_names_it(no_network, tmp_path, capsys):
+    for words in (["smollm2"], ["smollm2", f"base_dir={tmp_path}"], ["toy"]):
+        resolve([*words, "template=none", "draft=suffix", "kernel=torch", "prompt=Hello"]).report()
+    printed, = capsys.readouterr().err.splitlines()
+    assert printed == f"flowspec: temperature=0.2 top_p=0.9, since {RECOMMENDED_REASON}"
+
+
+@pytest.mark.parametrize("name, value", [
+    ("temperature", "0.6"), ("temperature", -1), ("temperature", float("nan")), ("top_k", 2.5), ("top_k", -2),
+    ("top_p", 0), ("top_p", 1.5), ("min_p", [0]), ("do_sample", "yes")])
+def test_sampling_that_no_model_has_is_refused_with_what_to_type(name, value, tmp_path):
+    save_json(tmp_path / "generation_config.json", {"temperature": 0.6, name: value})
+    words = ["toy", f"base_dir={tmp_path}", "template=none", "draft=suffix"]
+    with refused("generation_config.json"):
+        resolve([*words, "prompt=Hello"])
+    resolve([*words, "prompt=Hello", "temperature=0"])

@@ -199,6 +199,19 @@ def test_a_big_endian_file_is_named_as_such(tmp_path):
         unpacked(tmp_path / "model.gguf")
 
 
+def test_the_sampling_that_a_file_recommends_is_read(tmp_path):
+    def recommend(writer):
+        writer.add_sampling_temp(0.6)
+        writer.add_sampling_top_k(20)
+        writer.add_sampling_top_p(0.95)
+        writer.add_sampling_min_p(0.05)
+
+    folder = unpacked(write(tmp_path / "model.gguf", change=recommend))
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    values = generation.temperature, generation.top_k, generation.top_p, generation.min_p
+    assert values == pytest.approx((0.6, 20, 0.95, 0.05))
+
+
 def test_a_split_unpacks_it_and_the_second_time_keeps_it(tmp_path):
     path = write(tmp_path / "model.gguf")
     folders = split_quietly(path, tmp_path / "out", "0+1+1")

@@ -541,6 +541,20 @@ def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
     assert "dog" not in llama.decode(ids[:last])
 
 
+@pytest.mark.parametrize("text, is_loop", [
+    ("The dog runs home. " * 3, True), ("A cat. " + "the dog runs home, " * 4, True), ("the dog, " * 6, True),
+    ("The dog runs home. " * 2, False), ("The dog runs home. A cat. " * 2 + "The dog runs home. ", False),
+    ("no, " * 4, False), ("-" * 80, False), ("The dog runs home. The dog runs far. The dog runs on. ", False)])
+def test_a_loop_ends_an_answer_at_its_third_repetition_if_asked(llama, text, is_loop):
+    ids = plain_ids(llama.tokenizer, text)
+    stops, never_stops = AnswerReader(llama, stops_loops=True).stops, AnswerReader(llama).stops
+    found = [stops(token) for token in ids]
+    assert any(found) == is_loop and not any(never_stops(token) for token in ids)
+    if is_loop:
+        end_text = llama.decode(ids[:found.index(True) + 1])
+        assert max(end_text.count(sentence) for sentence in ("og runs home", "og, the dog")) == 3
+
+
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
     ids = plain_ids(llama.tokenizer, "the dog and the cat")
     reader = AnswerReader(llama, ["cat", "and the", "zebra"])

@@ -29,6 +29,7 @@ from model.weights.checkpoint import CODES_BY_DTYPE, GGUF_LIST, TensorForm, half
 from model.weights.parts import tensor_shapes
 from model.weights.unfold import FUSED_LAYERS
 
+SAMPLING_KEYS = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}  # as GGUF names them
 FOLDER_FORM = 6  # a folder of an older form, whose tokenizer may split texts wrongly, is made again
 PART_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 
@@ -445,6 +446,8 @@ class GgufFile:
         tokenizer = self._vocabulary.tokenizer(strips_spaces=self._architecture_name == "phi3")
         tokenizer.chat_template = self._value("chat_template", of="tokenizer")
         tokenizer.save_pretrained(folder, legacy_format=False)
+        generation = {name: self._value(f"sampling.{key}", of="general") for name, key in SAMPLING_KEYS.items()}
+        replace(folder / "generation_config.json", json.dumps(generation, indent=1).encode())
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
 
 
