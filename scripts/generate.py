@@ -1,12 +1,24 @@
-"""Answer prompts with a model that is split over a pipeline; called by run_pipe.sh and run_jetson.sh."""
+"""Answer prompts with a model that is split over a pipeline; called by run_pipe.sh and run_jetson.sh.
+
+Mistakes in the words, and `--help`, end the command before torch is imported or a model is fetched.
+"""
 from __future__ import annotations
 
 import os
 import sys
 
-from config.console import die
-from launch.ask import GENERATE
-from launch.run import TOKENIZERS_ONLY, run
+from cluster.board import COMMAND_VARIABLE
+from config.cli import RUN_PIPE, parse
+from config.console import die, ended_by
+
+if __name__ == "__main__":
+    try:
+        parse(sys.argv[1:], os.environ.get(COMMAND_VARIABLE, RUN_PIPE))
+    except (ValueError, OSError) as error:
+        sys.exit(ended_by(error, "debug=true" in sys.argv))
+
+from launch.ask import GENERATE  # noqa: E402
+from launch.run import TOKENIZERS_ONLY, run  # noqa: E402
 
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)

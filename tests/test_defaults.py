@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 
@@ -18,6 +19,7 @@ from launch.words import HEADLESS_REASON, RECOMMENDED_REASON, resolve
 from scripts import generate, serve
 from tests.checkpoints import refused
 from tests.json_files import change_json, save_json
+from tests.saved import run_program
 
 
 def settled(words, keys_class=None):
@@ -201,3 +203,10 @@ def test_sampling_that_no_model_has_is_refused_with_what_to_type(name, value, tm
     with refused("generation_config.json"):
         resolve([*words, "prompt=Hello"])
     resolve([*words, "prompt=Hello", "temperature=0"])
+
+
+@pytest.mark.parametrize("word, code", [("--help", 0), ("tempertaure=1", 2), ("nosuch", 2)])
+def test_help_and_mistakes_import_no_torch_and_fetch_no_model(word, code):
+    done = run_program(sys.executable, "-X", "importtime", "-m", "scripts.generate", word)
+    assert done.returncode == code and "config.run_config" in done.stderr
+    assert not {"torch", "transformers", "launch.words"}.intersection(done.stderr.replace("|", " ").split())
