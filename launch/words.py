@@ -28,7 +28,7 @@ from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_
 from config.methods import BEST_METHOD, METHODS
 from config.presets import CONVERSATION, MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import MODEL_FOLDERS, RunConfig
-from config.schema.fields import SAMPLING, check
+from config.schema.fields import SAMPLING_FIELDS, check
 from config.schema.untrusted import one_line, read_json
 from config.serve_config import ServeConfig
 from launch.hub import head_here, words_of, words_of_preset
@@ -155,7 +155,7 @@ def recommended_sampling(folder: Path, preset: str) -> dict[str, str]:
     """
     path = folder / "generation_config.json"
     file_values = read_json(path) if path.is_file() else {}
-    check(file_values, SAMPLING, path, "correct it, or give temperature=NUMBER")
+    check(file_values, SAMPLING_FIELDS, path, "correct it, or give temperature=NUMBER")
 
     values = {name: file_values[name] for name in RECOMMENDED if file_values.get(name) is not None}
     if file_values.get("do_sample") is False:

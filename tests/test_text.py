@@ -548,10 +548,10 @@ def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
 def test_a_loop_ends_an_answer_at_its_third_repetition_if_asked(llama, text, is_loop):
     ids = plain_ids(llama.tokenizer, text)
     stops, never_stops = AnswerReader(llama, stops_loops=True).stops, AnswerReader(llama).stops
-    found = [stops(token) for token in ids]
-    assert any(found) == is_loop and not any(never_stops(token) for token in ids)
+    token_stops = [stops(token) for token in ids]
+    assert any(token_stops) == is_loop and not any(never_stops(token) for token in ids)
     if is_loop:
-        end_text = llama.decode(ids[:found.index(True) + 1])
+        end_text = llama.decode(ids[:token_stops.index(True) + 1])
         assert max(end_text.count(sentence) for sentence in ("og runs home", "og, the dog")) == 3
 
 

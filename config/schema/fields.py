@@ -88,7 +88,7 @@ ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
     (TRAINED, "original_max_position_embeddings"), (PART, "partial_rotary_factor"))
 GENERATION = {"eos_token_id": TOKENS}
-SAMPLING = _by_name(  # recommended by a `generation_config.json`
+SAMPLING_FIELDS = _by_name(  # recommended by a `generation_config.json`
     (number(0, 1000), "temperature"), (integer(-1, 100_000), "top_k"), (PART, "top_p"), (number(0, 1), "min_p"),
     (FLAG, "do_sample"))
 
