@@ -22,11 +22,12 @@ OTHER_REMEDY = "name another profile="
 EXAMPLE_FILE = '{"like": "jetson-7b", "factors": [1, 2]}'
 MAX_MILLISECONDS = 1e7  # nearly three hours; doubles do not resolve short times added to much longer ones
 MAX_BOARDS = 1024
+MAX_LOSS = 0.9  # share of messages: above it a message may take for ever
 MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
 LevelTime = Tuple[str, float]  # a source of guesses, milliseconds
 LinkTimes = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 OWN_TIMES = (0.6, 0.03, 0.13)  # `own_times` of one core of an AMD EPYC (Zen 4), by `python3 -m scripts.bench overhead`
-TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
+TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter", "repeat")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Profile:
     mbps: float  # Mbit/s of a wire, each way
     step: float  # ms: latency of one step of a collective
     jitter: float = 0.0  # ms: the most by which a message's latency is longer, uniformly distributed
+    loss: float = 0.0  # share of messages that are lost, and sent again
+    repeat: float = 0.0  # ms: by which a message is later each time that it is lost
     expert: float = 0.0  # ms: reading the weights of one more expert in every layer
     experts: int = 0  # experts of a layer
     chosen: int = 0  # experts of a layer that compute a row
@@ -155,9 +158,15 @@ PROFILES = {
     "lan-1g": Profile("five desktops with GPUs, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=40,
                       row=0.05, free=64, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5,
                       weights=12.9),
-    # The boards on a wireless network: half the nominal rate of 802.11ac on one stream, and varying latencies.
-    "wifi": replace(_JETSON_7B, about="five Jetson boards, wireless, a 7B model in fp16", latency=4, mbps=200, step=6,
-                    jitter=4),
+    # Four of the boards on a wireless network: half the nominal rate of 802.11ac on one stream; a message takes 3 to 20
+    # ms, and is sent again after two mean round trips, as TCP's tail loss probe does.
+    "wifi": replace(_JETSON_7B, about="four Jetson boards, wireless, a 7B model in fp16", latency=3, mbps=200, step=13,
+                    jitter=17, loss=0.01, repeat=46),
+    # Two of the desktops: half of the layers on each, and the draft beside the first half. 4 bits are 3.6 GB, read in
+    # 10 ms; unpacking takes half as long. A row takes 13 GFLOP, 0.5 ms at 26 TFLOP/s, so 30 rows cost nothing more.
+    "two-pcs": Profile("two desktops with GPUs, 1 Gbit/s, a 7B model in 4 bits", layers=32, row_bytes=8192, model=15,
+                       row=0.5, free=30, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5,
+                       weights=3.6, factors=(1, 1), links=((0, 1, 0.02, 50_000),)),
     # Four fast GPUs in one machine: 4 ms per stage, wires of 100 Gbit/s.
     "server": Profile("one server with five GPUs, a 7B model in fp16", layers=32, row_bytes=8192, model=16, row=0.01,
                       free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05,
@@ -166,6 +175,7 @@ PROFILES = {
     # tokens/s. The wires of the ring differ; a prune takes 29 ms.
     "wan": Profile("six machines with GPUs in six cities, a 7B model in fp16", layers=32, row_bytes=8192, model=58,
                    row=0.3, free=16, token=0, level=1.5, verdict=1, latency=29, mbps=200, step=29, weights=12.9,
+                   factors=(1, 1, 1, 1, 1),
                    links=((0, 1, 12, 200),
                           (1, 2, 35, 200),
                           (2, 3, 75, 200),
@@ -196,7 +206,7 @@ FIELD_KINDS: dict[str, Kind] = {
     "model": number(1 / MAX_MILLISECONDS, MAX_MILLISECONDS),
     **dict.fromkeys((*TIME_FIELDS[1:], "weights"), TIME_KIND),
     "row_bytes": integer(1, (1 << 30) - 1),
-    **dict.fromkeys(("experts", "chosen"), integer(0, MAX_BOARDS)),
+    **dict.fromkeys(("experts", "chosen"), integer(0, MAX_BOARDS)), "loss": number(0, MAX_LOSS),
     "factors": list_of(FACTOR_KIND, MAX_BOARDS), "memory": list_of(TIME_KIND, MAX_BOARDS),
     "own_times": _row(("ms of a message", TIME_KIND), ("of a row", TIME_KIND), ("of a guess", TIME_KIND)),
     "levels": list_of(_row(("draft", SOURCE_KIND), ("ms", TIME_KIND)), MAX_BOARDS),

@@ -2,7 +2,7 @@
 
 Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...]. Every key of run_eval.sh may be given, except those that
 the sweep varies; results=DIR holds a folder for each point (default: results/sweeps/NAME), and the same command
-continues an interrupted sweep. workers=N evaluates N points at once.
+continues an interrupted sweep. workers=N evaluates N points at once. The clusters of random_profiles are those of seed=N.
 """
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, TextIO
 
-from config import files
+from config import files, profiles
 from config.console import EXIT_WRONG, command, say
 from config.dialect import as_keys
 from config.keys import HELP, HELP_WORDS, check_name, raw_values
 from config.presets import ROOT
 from config.schema.untrusted import one_line
-from eval import metrics
+from eval import contest, metrics
 from eval.points import evaluate_point, evaluate_points, point_dir, words_by_point, workers_of
 from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
@@ -40,12 +40,15 @@ class Sweep(NamedTuple):
     points: Mapping[str, Mapping[str, str]]
     methods: str = "naive,pipedec,continuous"
     profile: str = ""  # if not the default
+    clusters: Mapping[str, profiles.Profile] = {}  # drawn at random, by the `profile` of points
+    is_contest: bool = False  # whether its table says who wins, at each point
 
     @property
     def base(self) -> dict[str, str]:
         """The keys of all points."""
         cluster = {"profile": self.profile} if self.profile else {}
-        return {**QUICK, **cluster, "methods": self.methods}
+        shared_keys = contest.KEYS if self.is_contest else QUICK
+        return {**shared_keys, **cluster, "methods": self.methods}
 
     @property
     def numbers(self) -> list[float]:
@@ -66,8 +69,17 @@ def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {name: {"ablate": left_out} for name, left_out in parts.items()}
 
 
+def _random_contest(seed: int) -> Sweep:
+    """Return the contest on clusters that are drawn at random with this seed."""
+    drawn = {f"cluster{number}.json": cluster for number, cluster in enumerate(contest.draw(seed), 1)}
+    clusters = {name: cluster.profile for name, cluster in drawn.items()}
+    points = contest.points({name: cluster.num_stages for name, cluster in drawn.items()})
+    return Sweep("all methods on clusters drawn at random", "", points, contest.METHODS, "", clusters, is_contest=True)
+
+
 FLOWSPEC, TREE_METHODS = "continuous", "serial,naive,pruned,continuous"
 NO_GROWTH = "expand,none_expand"
+RANDOM = "random_profiles"
 DEPTHS = range(3, 9)
 SWEEPS = {
     "ablation": Sweep(
@@ -110,6 +122,10 @@ SWEEPS = {
         "naive,tp,galaxy,continuous", profile="server"),
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),
+    "profiles": Sweep(
+        "all methods on every cluster, with 1, 4 and 8 requests at once", "", contest.named_points(), contest.METHODS,
+        is_contest=True),
+    RANDOM: _random_contest(0),
 }
 
 
@@ -130,17 +146,23 @@ def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = N
     # figures
     save(folder / "sweep.csv", COLUMNS, rows(sweep_name, results_by_point))
     answers = [answer for results in results_by_point.values() for answer in results.answers]
-    speeds = _speeds(results_by_point, sweep.points)
+    title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({provenance(answers)})"
+    if sweep.is_contest:
+        rows_of_contest = contest.judge(results_by_point)
+        save(folder / "contest.csv", contest.COLUMNS, rows_of_contest)
+        caption, heading, cells, plot = contest.CAPTION, contest.HEADING, contest.cells(rows_of_contest), ""
+    else:
+        speeds = _speeds(results_by_point, sweep.points)
+        caption = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
+        heading = ["method", *sweep.points]
+        cells = [[label, *(number(speed.value) for speed in line)]
+                 for label, line in speeds.items()]
+        plot = "![sweep.png](sweep.png)\n"
 
     # page
-    title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({provenance(answers)})"
-    caption = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
-    heading = ["method", *sweep.points]
-    cells = [[label, *(number(speed.value) for speed in line)]
-             for label, line in speeds.items()]
     missing_points = [point for point in sweep.points if point not in results_by_point]
     missing_text = f"\nMissing: {', '.join(missing_points)}.\n" if missing_points else ""
-    page = [f"# {title}\n", caption, *markdown(heading, cells), missing_text, "![sweep.png](sweep.png)\n"]
+    page = [f"# {title}\n", caption, *markdown(heading, cells), missing_text, plot]
 
     report_path = folder / "sweep.md"
     files.write(report_path, "\n".join(page), files.SPACE_REMEDY)
@@ -149,6 +171,8 @@ def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = N
         screen_table = in_columns(heading, cells, name_width=LABEL_WIDTH)
         print("\n".join(["", title, caption, screen_table, missing_text]), file=screen)
 
+    if not plot:
+        return report_path
     with suppress(ImportError):  # without matplotlib there is only the table
         _plot(folder / "sweep.png", sweep, speeds, title)
     return report_path
@@ -206,7 +230,7 @@ def commands(name: str, sweep: Sweep,
              argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
     """Return the sweep's folder, and the arguments of each point's evaluation. Raise ValueError for invalid ones."""
     typed_keys = raw_values(argv)
-    varied_keys = {key for keys in sweep.points.values() for key in keys}
+    varied_keys = {key for keys in sweep.points.values() for key in keys} - {"questions"}
     for key in varied_keys & typed_keys.keys():
         raise ValueError(f"{key} is what {name} varies: leave {key}={typed_keys[key]} out")
 
@@ -216,6 +240,11 @@ def commands(name: str, sweep: Sweep,
 
     folder = Path(results_dir).expanduser().absolute()
     keys_by_point = {point: {**sweep.base, **keys} for point, keys in sweep.points.items()}
+    for name, cluster in sweep.clusters.items():
+        profiles.write(f"{folder / name}", cluster)
+    for keys in keys_by_point.values():
+        if keys.get("profile") in sweep.clusters:
+            keys["profile"] = f"{folder / keys['profile']}"
     return folder, words_by_point(keys_by_point, argv, folder)
 
 
@@ -230,6 +259,9 @@ def main(words: Sequence[str]) -> int:
 
     check_name(sweep_name, SWEEPS, "sweep")
     sweep = SWEEPS[sweep_name]
+    seed = raw_values(argv).get("seed", "")
+    if sweep_name == RANDOM and seed.isdecimal():
+        sweep = _random_contest(int(seed))
     if not set(HELP).isdisjoint(argv):
         print(f"{sweep_name}: {sweep.about}: {', '.join(sweep.points)}\n", flush=True)
         return evaluate_point(argv)

@@ -137,7 +137,7 @@ def _connections(rank: int, placement: Placement, make_link: MakeLink, emulation
         if cluster is None:
             return real_link
         wire_profile = cluster.link(rank, peers.next_ranks[0]) if peers.next_ranks else cluster
-        return SlowLink(real_link, Pace(wire_profile, trace=trace))
+        return SlowLink(real_link, Pace(wire_profile, trace=trace), rank)
 
     links = [link_to(peers) for peers in placement.peers(rank)]
     member_peers = placement.fan(rank)

@@ -29,6 +29,7 @@ class AnswerSource(Protocol):
     """The target's outputs after each path of tokens. A path has a number; `root` is the path without tokens."""
 
     root: int
+    repeats_bits: bool  # whether outputs have the same bits, whatever rows are computed together
 
     @property
     def full(self) -> bool:
@@ -88,19 +89,19 @@ class Cluster:
         return RingLink(self, send, list(zip(stages, control_wires)))
 
     def _make_wire(self, sender: int, receiver: int) -> ModelledWire:
-        wire = ModelledWire(self.profile.link(sender, receiver))
+        wire = ModelledWire(self.profile.link(sender, receiver), seed=len(self._wires))
         self._wires.append(wire)
         return wire
 
     def restart(self, same_prompt: bool) -> None:
         """Reset to the state at the start, at a whole second, so that times repeat bit for bit; no request may be open.
 
-        The target's outputs are computed again, since their last bits depend on the rows that are computed together.
-        They are kept for the `same_prompt` with a deferred look-up, since its rows are equal.
+        The target's outputs are kept if they repeat bit for bit. If their last bits depend on the rows that are computed
+        together, they are kept only for the `same_prompt` with a deferred look-up, since its rows are equal.
         """
         self._clock.even()
-        keeps_outputs = same_prompt and self._node_paths.is_deferred
-        if not keeps_outputs:
+        has_same_rows = same_prompt and self._node_paths.is_deferred
+        if not has_same_rows and not self.paths.repeats_bits:
             self.paths.clear()
         for wire in self._wires:
             wire.restart()

@@ -82,11 +82,12 @@ class SlowPasses:
 
 
 class SlowLink:
-    """A link whose messages are delayed. Data and control have one emulated wire each."""
+    """A link of a rank whose messages are delayed. Data and control have one emulated wire each."""
 
-    def __init__(self, link: Any, pace: Pace) -> None:
+    def __init__(self, link: Any, pace: Pace, rank: int = 0) -> None:
         self._link = link
-        self._lanes = [Lane(deliver, pace, link.takes, link.failed) for deliver in (link.send, link.broadcast)]
+        self._lanes = [Lane(deliver, pace, link.takes, link.failed, seed)
+                       for seed, deliver in enumerate((link.send, link.broadcast), 2 * rank)]
         self.send, self.broadcast = (lane.put for lane in self._lanes)
 
     def __getattr__(self, name: str) -> Any:
@@ -112,12 +113,13 @@ class Lane:
     """One emulated wire, which delivers a message at its modelled time of arrival.
 
     `deliver` sends the message over the real wire, whose `real_seconds` are part of the latency. `on_failure` is called
-    with the error that ends the lane's thread.
+    with the error that ends the lane's thread. Jitter and losses are those of `seed`.
     """
 
     def __init__(self, deliver: Callable[[Message], None], pace: Pace, real_seconds: float,
-                 on_failure: Failure) -> None:
+                 on_failure: Failure, seed: int = 0) -> None:
         self._deliver, self._pace, self._real_seconds = deliver, pace, real_seconds
+        self._seed = seed
         self._on_failure = on_failure
         self._start_thread()
 
@@ -146,7 +148,7 @@ class Lane:
         self._queue.put(None)
 
     def _run(self) -> None:
-        pace, wire = self._pace, ModelledWire(self._pace.profile, self._real_seconds)
+        pace, wire = self._pace, ModelledWire(self._pace.profile, self._real_seconds, self._seed)
         while (queued := self._queue.get()) is not None:
             msg, sent_at = queued
             pace.spend_until(wire.arrival(msg, sent_at))

@@ -15,31 +15,34 @@ TOKEN_BYTES = 8  # of a row that is a token
 
 
 class ModelledWire:
-    """One wire of a profile, over which messages follow each other; its jitter is its own random stream.
+    """One wire of a profile, over which messages follow each other; jitter and losses are the random stream of `seed`.
 
     The real wire that carries the messages takes `real_seconds` of the latency.
     """
 
-    def __init__(self, profile: Profile, real_seconds: float = 0.0) -> None:
+    def __init__(self, profile: Profile, real_seconds: float = 0.0, seed: int = 0) -> None:
         self._profile, self._real_seconds = profile, real_seconds
+        self._seed = seed
         self.restart()
-        self._free_at = 0.0  # time at which the last message has left
-        self._last_arrival = 0.0
 
     def restart(self) -> None:
-        """Restart the random jitter."""
-        self._jitter = random.Random(0)
+        """Restart as at the start, also after a message that is still under way."""
+        self._random = random.Random(self._seed)
+        self._free_at = 0.0  # time at which the last message has left
+        self._last_arrival = 0.0
 
     def arrival(self, msg: Message, sent_at: float) -> float:
         """Return the time of arrival of a message that is sent at `sent_at`, in seconds of the same clock.
 
-        It leaves after earlier ones, then takes the latency.
+        It leaves after earlier ones, then takes the latency, and arrives after them, also if one was lost and repeated.
         """
         profile = self._profile
         self._free_at = max(self._free_at, sent_at) + profile.transfer(size(msg, profile))
 
-        latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
-        remaining_latency = max(0.0, latency - self._real_seconds)
+        latency = profile.latency + profile.jitter * self._random.random()
+        while profile.loss and self._random.random() < profile.loss:
+            latency += profile.repeat
+        remaining_latency = max(0.0, latency / 1e3 - self._real_seconds)
         self._last_arrival = max(self._last_arrival, self._free_at + remaining_latency)
         return self._last_arrival
 
