@@ -217,7 +217,6 @@ class StageTimes:
         # stages
         stage_curves = [curve.of(CURVE_ROWS) for curve in self._curves]
         seconds_by_stage = list(zip(*stage_curves)) or [(0.0,)] * len(CURVE_ROWS)
-        self._slowest_stage = list(zip(CURVE_ROWS, map(max, seconds_by_stage)))
 
         # wires
         wire_curve: list[CurvePoint] = []
@@ -227,6 +226,13 @@ class StageTimes:
             wire_curve.insert(0, (rows, least))
         wire_curve = wire_curve or [(1, 0.0)]
         wire_seconds = [interpolated(wire_curve, num_rows) for num_rows in CURVE_ROWS]
+
+        # the slowest stage, or wire: rows follow each other on it, too
+        (first_rows, first_seconds), (last_rows, last_seconds) = wire_curve[0], wire_curve[-1]
+        seconds_per_row = (last_seconds - first_seconds) / max(1, last_rows - first_rows)
+        wire_share = 1 / max(1, len(self._curves))  # as many wires carry the rows from stage to stage
+        self._slowest_stage = [(num_rows, max(*stages, wire_share * seconds_per_row * num_rows))
+                               for num_rows, stages in zip(CURVE_ROWS, seconds_by_stage)]
 
         # both
         whole_seconds = map(add, map(sum, seconds_by_stage), wire_seconds)

@@ -51,6 +51,9 @@ def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, fie
     ('{"like": "wifi", "links": [[1, 2, 3, 4]]}', "names board 2, but has only 0: give factors or memory for each"),
     ('{"like": "wifi", "like": "server"}', "is not JSON (the key 'like' occurs 2 times)"),
     ('{"like": "wifi", "own_times": [1, 2]}', "says own_times=[1, 2]: write a list of ms of a message (a number"),
+    ('{"like": "wifi", "jitter": -1}', "says jitter=-1: write a number from 0 to 1e+07"),
+    ('{"like": "wifi", "loss": 1.5}', "says loss=1.5: write a number from 0 to 0.9"),
+    ('{"like": "wifi", "repeat": -1}', "says repeat=-1: write a number from 0 to 1e+07"),
     ('{"like": "wifi", "layers": 100000}', "write a whole number from 1 to 65536"),
     ("{}", '"like" with one of jetson-7b, jetson-13b')])
 def test_what_no_cluster_has_is_refused_with_what_is_allowed(path, content, sentence):

@@ -142,7 +142,7 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
 def test_a_latency_that_varies_changes_no_order():
     came = []
     lane = Lane(lambda msg: came.append(msg.keep[0]),
-                Pace(replace(QUICK, jitter=5)), 0.0, print)
+                Pace(replace(QUICK, jitter=5, loss=0.3, repeat=5)), 0.0, print)
     for number in range(6):
         lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()

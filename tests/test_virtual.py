@@ -78,7 +78,38 @@ def test_a_wire_carries_one_message_after_the_other_and_none_overtakes():
     moments = [wire.arrival(segment(0, 16), sent_at=0.001 * i) for i in range(40)]
     leaves = 16 * (24 + 8) * 8 / 200e6
     assert moments == sorted(moments)
-    assert all(later >= 0.001 * i + leaves + 0.004 for i, later in enumerate(moments))
+    assert all(later >= 0.001 * i + leaves + 0.003 for i, later in enumerate(moments))
+
+
+def test_the_delays_of_a_wire_are_the_latency_its_jitter_and_each_loss():
+    """A message is lost n times with probability 0.2 ** n * 0.8, so it is sent 1.25 times on average."""
+    wire = ModelledWire(replace(PLAIN, latency=3, jitter=17, loss=0.2, repeat=1000))
+    delays = np.array([wire.arrival(Reset(0), 100.0 * index) - 100.0 * index for index in range(20_000)])
+    losses, rest = np.divmod(delays, 1.0)
+
+    assert rest.min() >= 0.003 - 1e-6 and rest.max() < 0.020 + 1e-6
+    np.testing.assert_allclose(rest.mean(), 0.0115, rtol=0.01)
+    np.testing.assert_allclose(rest.std(), 0.017 / np.sqrt(12), rtol=0.02)
+    shares = np.bincount(losses.astype(int), minlength=4)[:4] / len(delays)
+    np.testing.assert_allclose(shares, 0.8 * 0.2 ** np.arange(4), atol=0.01)
+
+
+def test_a_wire_that_restarts_repeats_its_delays_and_wires_differ_in_theirs():
+    def delays(wire):
+        return [wire.arrival(Reset(0), index) - index for index in range(50)]
+
+    first, second = (ModelledWire(PROFILES["wifi"], seed=seed) for seed in (1, 2))
+    first_delays = delays(first)
+    first.arrival(Reset(0), 1e6)
+    first.restart()
+    assert delays(first) == first_delays != delays(second)
+
+
+def test_every_wire_of_a_cluster_is_late_at_its_own_times():
+    cluster = Cluster(PROFILES["wifi"], VirtualClock(), [[Work(lambda rows, text: 0.004, layers=4)] * 3], paths(),
+                      [OFF] * 4)
+    delays = [tuple(wire.arrival(Reset(0), 1000.0 + index) for index in range(9)) for wire in cluster._wires]
+    assert len(delays) == 7 and len(set(delays)) == 7
 
 
 def segment(first: int, rows: int, request: int = 0) -> Segment:
