@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from operator import truediv
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from config.presets import BEST_DRAFT
@@ -114,7 +115,7 @@ def _judge_point(point: str, results: ResultsFolder) -> Iterator[dict[str, Any]]
             other_speeds = [speed for name, speed in speeds.items() if name != method]
             best_speeds = [max(speeds_in_set) for speeds_in_set in zip(*other_speeds)]
             ratios[f"{method}_mean"] = sum(speeds[method]) / max(map(sum, other_speeds))
-            ratios[f"{method}_worst"] = min(own / best for own, best in zip(speeds[method], best_speeds))
+            ratios[f"{method}_worst"] = min(map(truediv, speeds[method], best_speeds))
 
         others = [name for name in speeds if name != judged[0]]
         answers = [answer for rival in rivals for answer in _answers(results, rival, sets, temperature)]

@@ -2,7 +2,7 @@
 
 Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...]. Every key of run_eval.sh may be given, except those that
 the sweep varies; results=DIR holds a folder for each point (default: results/sweeps/NAME), and the same command
-continues an interrupted sweep. workers=N evaluates N points at once. The clusters of random_profiles are those of seed=N.
+continues an interrupted sweep. workers=N evaluates N points at once; seed=N also draws the clusters of random_profiles.
 """
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def write(folder: Path, sweep_name: str, sweep: Sweep, screen: TextIO | None = N
     if sweep.is_contest:
         rows_of_contest = contest.judge(results_by_point)
         save(folder / "contest.csv", contest.COLUMNS, rows_of_contest)
-        caption, heading, cells, plot = contest.CAPTION, contest.HEADING, contest.cells(rows_of_contest), ""
+        caption, heading, cells, plot = contest.CAPTION, [*contest.HEADING], contest.cells(rows_of_contest), ""
     else:
         speeds = _speeds(results_by_point, sweep.points)
         caption = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"

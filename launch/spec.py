@@ -90,12 +90,16 @@ class RankSpec:
 
     @cached_property
     def slots(self) -> int:
-        """The number of nodes that a cache holds: the text, and guesses that are live, in flight or not yet pruned."""
+        """The number of nodes that a cache holds: the text, and guesses that are live, in flight or not yet pruned.
+
+        On long wires all live guesses of `streaming` may be in flight, and as many dead ones before their prune.
+        """
         tree = self.config.tree
         num_ranks = len(self.part.stages)
         expanded_nodes = tree.expand.nodes + num_ranks * tree.idle.nodes
         layer_nodes = num_ranks * max(self.config.init_topk_pipedec, tree.run)
-        return self.context + 8 * max(tree.init.nodes * self.trees_at_once, expanded_nodes, layer_nodes)
+        tree_nodes = 8 * max(tree.init.nodes * self.trees_at_once, expanded_nodes, layer_nodes)
+        return self.context + max(tree_nodes, 2 * tree.stream.nodes)
 
     @property
     def copies(self) -> int:

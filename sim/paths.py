@@ -35,7 +35,7 @@ class Paths:
 
     def __init__(self, slices: Sequence[AnySlice], inner: Sequence[int], like: Tensor) -> None:
         self._slices, self._inner = slices, inner
-        self.repeats_bits = all(isinstance(part, NativeSlice) for part in slices)
+        self.repeats_bits = all(isinstance(layers, NativeSlice) for layers in slices)
         self._like = like
         self.clear()
 

@@ -26,6 +26,7 @@ import torch
 
 from config.failure import CUT_FILE
 from config.presets import ROOT
+from config.profiles import PROFILES
 from config.schema.families import FAMILIES
 from launch.run import run
 from launch.timing import random_weights
@@ -40,7 +41,12 @@ from model.sample import Sampler
 from model.weights.blocks import QUANTIZERS
 from model.weights.blocks import quantize as to_blocks
 from model.weights.quant import BLOCKS, LINEAR_WEIGHT, can_be_quantized
+from pipeline.trace import OFF
 from scripts import generate
+from sim.clock import VirtualClock
+from sim.cluster import Cluster
+from sim.paths import Paths
+from sim.stages import Work
 from tests.checkpoints import refused
 from tests.same_rows import LENGTH, alone, chain, in_trees
 from tests.saved import PROMPT, answer_of, run_program
@@ -184,6 +190,42 @@ def test_weights_that_fit_into_bfloat16_have_the_bits_of_float32(monkeypatch):
     forms = [{layer.down.form for layer in each._structures} for each in (half, whole)]
     assert forms == [{1}, {0}]
     assert torch.equal(rows(half), rows(whole))
+
+
+def test_outputs_after_paths_repeat_whatever_was_computed_before_or_with_them():
+    """So the virtual cluster keeps them for all methods, questions and requests."""
+    together, alone_first = (path_outputs() for _ in range(2))
+    rng = random.Random(5)
+    texts = [[rng.randrange(50) for _ in range(3)] for _ in range(9)]
+    texts += [texts[0] + [rng.randrange(50) for _ in range(30)], texts[1][:2] + [7, 9]]
+
+    wanted, _ = together.outputs([path_of(together, text) for text in texts])
+    for text in reversed(texts):
+        alone_first.outputs([path_of(alone_first, [*text[:2], rng.randrange(50)])])
+        path = path_of(alone_first, text)
+        last, _ = alone_first.outputs([path])
+        assert torch.equal(last[0], wanted[texts.index(text)])
+    assert together.repeats_bits
+
+
+def path_outputs():
+    return Paths([Model("llama").body], (), torch.empty(0))
+
+
+def path_of(paths, text):
+    path = paths.root
+    for token in text:
+        path = paths.after(path, token)
+    return path
+
+
+def test_a_cluster_of_native_layers_keeps_the_outputs_of_all_questions():
+    cluster = Cluster(PROFILES["server"], VirtualClock(), [[Work(lambda rows, text: 0.004, layers=4)]],
+                      path_outputs(), [OFF] * 2)
+    first = cluster.paths.after(cluster.paths.root, 30)
+    for same_prompt in (True, False):
+        cluster.restart(same_prompt)
+        assert cluster.paths.after(first, 31) == 1
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
