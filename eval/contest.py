@@ -126,7 +126,8 @@ def _judge_point(point: str, results: ResultsFolder) -> Iterator[dict[str, Any]]
 
 
 def _is_complete(results: ResultsFolder, rivals: Sequence[Contender], set_name: str, temperature: float) -> bool:
-    return len({len(results.of(rival, set_name, temperature)) for rival in rivals}) == 1
+    answer_counts = {len(results.of(rival, set_name, temperature)) for rival in rivals}
+    return len(answer_counts) == 1 and 0 not in answer_counts
 
 
 def _answers(results: ResultsFolder, contender: Contender, sets: Sequence[str],
