@@ -39,6 +39,13 @@ def test_the_ratio_is_that_of_means_and_of_the_worst_set_each_to_the_best_other_
     assert row["continuous_worst"] == pytest.approx(min(5 / 6, 2 / 5))
 
 
+def test_plain_decoding_is_a_rival_with_every_draft(tmp_path):
+    for method, draft, seconds in (("ar", "none", 1.0), ("serial", "eagle", 4.0), ("streaming", "eagle", 2.0)):
+        put(tmp_path, method=method, draft=draft, tokens=(16,), seconds=(seconds,))
+    [row] = contest.judge({"here 1": read_results(tmp_path)})
+    assert (row["draft"], row["best_other"], row["streaming_mean"]) == ("eagle", "ar", 0.5)
+
+
 def test_of_several_requests_the_speed_is_that_of_all_together(tmp_path):
     """Two answers of 16 tokens in 4 s are 8 tokens per second, with 4 s of waiting 4."""
     for method, seconds in (("serial", 8.0), ("streaming", 4.0)):

@@ -12,19 +12,21 @@ from config.cli import parse
 from config.profiles import PROFILES, Profile, touched
 from config.schema.families import FAMILIES
 from launch.timing import computed_rows, inputs, passes, random_stage
+from launch.wiring import _connections
 from model.drafts.draft import Reading
 from model.drafts.network import read_all
 from model.llama import Experts
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
-from pipeline.trace import Trace, read
+from pipeline.trace import OFF, Trace, read
 from sim.clock import Pace, VirtualClock
 from sim.devices import Lane, SlowLink, SlowPasses, SlowSlice
 from sim.wires import size
 from tests.checkpoints import refused
 from tests.test_prunes import PROMPT
 from tests.tiny import CONFIG, TINY, admit_text, pipeline, write
+from tp.links import Placement
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8,
                 row=1, free=2, token=0.5, level=2, verdict=4,
@@ -147,6 +149,19 @@ def test_a_latency_that_varies_changes_no_order():
         lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()
     assert came == list(range(6))
+
+
+def test_the_wires_of_each_rank_are_late_at_their_own_times():
+    placement = Placement.of([0, 2, 2], 1)
+    seeds = set()
+    for rank in range(3):
+        connections = _connections(rank, placement, lambda peers: SimpleNamespace(
+            send=print, broadcast=print, takes=0.0, failed=print), (QUICK, OFF), None, None)
+        [link] = connections.links
+        seeds |= {lane._seed for lane in link._lanes}
+        for lane in link._lanes:
+            lane.close()
+    assert len(seeds) == 6
 
 
 def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
