@@ -96,7 +96,7 @@ class Cluster:
     def restart(self, same_prompt: bool) -> None:
         """Reset to the state at the start, at a whole second, so that times repeat bit for bit; no request may be open.
 
-        The target's outputs are kept if they repeat bit for bit. Their last bits may depend on the rows that are computed
+        The target's outputs are kept if they repeat bit for bit. Their last bits may depend on the rows computed
         together; then they are kept only for the `same_prompt` with a deferred look-up, since its rows are equal.
         """
         self._clock.even()
