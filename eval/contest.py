@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 from operator import truediv
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from config.presets import BEST_DRAFT
 from config.profiles import PROFILES, Profile
@@ -54,20 +54,16 @@ def named_points() -> dict[str, dict[str, str]]:
 
 # --- clusters drawn at random -----------------------------------------------------------------------------------------
 
-class RandomCluster(NamedTuple):
-    """A cluster that was drawn at random."""
+def draw(seed: int) -> list[Profile]:
+    """Return clusters whose times lie between those of the named ones, with boards and wires that differ.
 
-    profile: Profile
-    num_stages: int
-
-
-def draw(seed: int) -> list[RandomCluster]:
-    """Return clusters whose times lie between those of the named ones, with boards and wires that differ."""
+    There is a stage for each of a cluster's `factors`.
+    """
     generator = random.Random(seed)
     return [_draw_one(generator) for _ in range(NUM_RANDOM)]
 
 
-def _draw_one(generator: random.Random) -> RandomCluster:
+def _draw_one(generator: random.Random) -> Profile:
     def between(low: float, high: float) -> float:
         return float(f"{math.exp(generator.uniform(math.log(low), math.log(high))):.3g}")
 
@@ -81,13 +77,12 @@ def _draw_one(generator: random.Random) -> RandomCluster:
     ends = range(num_stages + 1)
     links = [(rank, (rank + 1) % len(ends), latency_ms * between(0.5, 2), mbps * between(0.5, 2)) for rank in ends]
 
-    profile = Profile(
+    return Profile(
         f"{num_stages} boards and wires drawn at random", layers=32, row_bytes=8192, model=model_ms,
         row=between(0.0005, 0.03) * model_ms, free=round(between(4, 128)), token=0.0, level=level_ms,
         verdict=level_ms * between(0.5, 1), latency=latency_ms, mbps=mbps, step=latency_ms,
         jitter=latency_ms * between(0.01, 1), factors=tuple(between(0.5, 2) for _ in range(num_stages)),
         links=tuple(links))
-    return RandomCluster(profile, num_stages)
 
 
 # --- who wins ---------------------------------------------------------------------------------------------------------

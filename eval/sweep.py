@@ -71,9 +71,8 @@ def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _random_contest(seed: int) -> Sweep:
     """Return the contest on clusters that are drawn at random with this seed."""
-    drawn = {f"cluster{number}.json": cluster for number, cluster in enumerate(contest.draw(seed), 1)}
-    clusters = {name: cluster.profile for name, cluster in drawn.items()}
-    points = contest.points({name: cluster.num_stages for name, cluster in drawn.items()})
+    clusters = {f"cluster{number}.json": cluster for number, cluster in enumerate(contest.draw(seed), 1)}
+    points = contest.points({name: len(cluster.factors) for name, cluster in clusters.items()})
     return Sweep("all methods on clusters drawn at random", "", points, contest.METHODS, "", clusters, is_contest=True)
 
 

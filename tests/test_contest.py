@@ -84,25 +84,25 @@ def test_clusters_are_drawn_again_from_a_seed_and_read_as_they_were_written(tmp_
     assert contest.draw(3) == contest.draw(3) != contest.draw(4)
     _, points = commands("random_profiles", SWEEPS["random_profiles"], [f"results={tmp_path}", "questions=2"])
     config = parse(words("emulated", points["cluster7.json 4"]), kind=EvalConfig)
-    [cluster] = [cluster for cluster in contest.draw(0) if cluster.profile == read(f"{tmp_path}/cluster7.json")]
-    assert config.run.cluster == cluster.profile and config.run.stages == f"{cluster.num_stages}"
+    [cluster] = [cluster for cluster in contest.draw(0) if cluster == read(f"{tmp_path}/cluster7.json")]
+    assert config.run.cluster == cluster and config.run.stages == f"{len(cluster.factors)}"
     assert config.run.questions == "2" and config.concurrency == 4
 
 
 def test_the_seed_of_the_contest_chooses_its_clusters(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.sweep.evaluate_points", lambda *_: 1)
     sweep_command(["random_profiles", "seed=3", f"results={tmp_path}"])
-    assert read(f"{tmp_path}/cluster1.json") == contest.draw(3)[0].profile
+    assert read(f"{tmp_path}/cluster1.json") == contest.draw(3)[0]
 
 
 def test_random_clusters_cover_what_the_named_ones_do():
     clusters = [cluster for seed in range(20) for cluster in contest.draw(seed)]
-    assert {cluster.num_stages for cluster in clusters} == set(range(2, 7))
+    assert {len(cluster.factors) for cluster in clusters} == set(range(2, 7))
     for name in ("model", "latency", "mbps"):
-        logarithms = sorted(math.log(getattr(cluster.profile, name)) for cluster in clusters)
+        logarithms = sorted(math.log(getattr(cluster, name)) for cluster in clusters)
         low, high = logarithms[0], logarithms[-1]
         assert logarithms[len(clusters) // 2] == pytest.approx((low + high) / 2, abs=0.1 * (high - low)), name
         named = [getattr(profile, name) for profile in PROFILES.values() if profile.mbps < 1e5]
         assert math.exp(low) <= 1.1 * min(named) or name == "mbps", name
-    assert all(cluster.profile.row <= 0.03 * cluster.profile.model for cluster in clusters)
-    assert all(len({link[2] for link in cluster.profile.links}) > 1 for cluster in clusters)
+    assert all(cluster.row <= 0.03 * cluster.model for cluster in clusters)
+    assert all(len({link[2] for link in cluster.links}) > 1 for cluster in clusters)
