@@ -45,18 +45,16 @@ static Weight weight(int64_t form, int64_t outputs, int64_t inputs) {
             int64_t code = (int64_t)((x + 1) * 7.5f), at = packed_index(n, i, inputs, 1);
             if (form == FLOAT32) ((float *)w.elements)[at] = x * 0.125f;
             if (form == BFLOAT16) ((uint16_t *)w.elements)[at] = to_bf16(x * 0.125f);
-            uint8_t *int8 = (uint8_t *)w.elements + packed_index(n, i, padded, UNIT_INT8);
-            if (is_int8) *int8 = (uint8_t)((int)(x * 127) + OFFSET_INT8);
+            uint8_t *int8 = (uint8_t *)w.elements + packed_index(n, i, padded, UNIT);
+            if (is_int8) *int8 = (uint8_t)(int)(x * 127);
             int64_t pair_input = i % SUBGROUP + i / GROUP * SUBGROUP;
-            uint8_t *pair = (uint8_t *)w.elements + packed_index(n, pair_input, padded / 2, UNIT_INT4);
+            uint8_t *pair = (uint8_t *)w.elements + packed_index(n, pair_input, padded / 2, UNIT);
             if (is_int4) *pair |= (uint8_t)(i % GROUP < SUBGROUP ? code : code << 4);
         }
         for (int64_t i = 0; i < num_groups * floats && is_quantized(&w); i++)
             ((float *)w.scales)[(n / PANEL * num_groups * floats + i) * PANEL + n % PANEL] =
                 (i % floats) + 1 == floats && floats > 1 ? noise() * 0.0625f : 0.001f + 0.0001f * (float)((n + i) % 7);
     }
-    for (int64_t i = 0; i < num_panels * PANEL * padded && is_int8 && OFFSET_INT8; i++)
-        if (((uint8_t *)w.elements)[i] == 0) ((uint8_t *)w.elements)[i] = OFFSET_INT8; /* the padding */
     return w;
 }
 

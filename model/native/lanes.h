@@ -154,91 +154,24 @@ INLINE f32_register load_bf16_register(const uint16_t *from) {
 
 /* --- products of codes -------------------------------------------------------------------------------------------- */
 
-/* A group is GROUP successive inputs, of which the first SUBGROUP ones and the others are its two subgroups.
+/* A weight's codes have 8 bits, or are nibbles; a row's have 16, with which results are as close to those of floats as
+ * sums in floats are to one another. Sums of a group's products are exact: below 32 * 128 * MAX_ROW_CODE < 2^31.
  *
- * A unit is some successive inputs (UNIT_INT8 or UNIT_INT4) of each output of a register: codes
- * `[REGISTER_LANES, unit]`. `dot_int8` adds to the accumulator of each output the products of its unit of 8-bit
- * weights with the same unit of a row. `dot_int4` does that with nibbles, in accumulators of the type `sums_int4`,
- * which are large enough for the inputs of one group; `widen_int4` returns them in 32 bits.
- *
- * A row's codes have 8 bits for both, stored in the types `code_for_int8` and `code_for_int4`. A packed weight of
- * 8 bits is its code + OFFSET_INT8. */
+ * A group is GROUP successive inputs, of which the first SUBGROUP ones and the others are its two subgroups. A unit is
+ * UNIT successive inputs of each output of a register: bytes `[REGISTER_LANES, UNIT]`, of codes or of pairs of nibbles.
+ * `dot` adds to the sum of each output the products of its unit of weights with the same unit of a row, which
+ * `store_unit` wrote. `total` returns such sums. */
 #define GROUP 32
 #define SUBGROUP (GROUP / 2)
+#define UNIT 4
 #define NIBBLE_BITS 4
 #define NIBBLE_MASK 15
+#define MAX_ROW_CODE 32639 /* 127 * 256 + 127: it has two signed halves of 8 bits */
 
-#if REGISTER_LANES == 16 /* AVX-512 with VNNI: u8 weights times s8 rows, four inputs at once */
+#if defined(__ARM_FEATURE_DOTPROD) /* NEON multiplies 8 bits by 8 bits: a row's unit has four upper and four lower halves */
 
-#define UNIT_INT8 4
-#define UNIT_INT4 4
-#define OFFSET_INT8 128
-typedef int8_t code_for_int8;
-typedef int8_t code_for_int4;
-typedef __m512i weight_unit;
-typedef i32_register sums_int4;
-
-INLINE weight_unit load_int8(const uint8_t *from) { return _mm512_loadu_si512(from); }
-INLINE weight_unit load_low_nibbles(const uint8_t *from) {
-    return _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi8(NIBBLE_MASK));
-}
-INLINE weight_unit load_high_nibbles(const uint8_t *from) {
-    __m512i shifted = _mm512_srli_epi16(_mm512_loadu_si512(from), NIBBLE_BITS);
-    return _mm512_and_si512(shifted, _mm512_set1_epi8(NIBBLE_MASK));
-}
-INLINE i32_register dot_int8(i32_register sums, weight_unit weights, const code_for_int8 *row) {
-    int32_t row_unit;
-    memcpy(&row_unit, row, sizeof row_unit);
-    return (i32_register)_mm512_dpbusd_epi32((__m512i)sums, weights, _mm512_set1_epi32(row_unit));
-}
-INLINE sums_int4 dot_int4(sums_int4 sums, weight_unit weights, const code_for_int4 *row) {
-    return dot_int8(sums, weights, row);
-}
-INLINE i32_register widen_int4(sums_int4 sums) { return sums; }
-
-#elif REGISTER_LANES == 8 /* AVX2: 8-bit weights widened to 16 bits, in pairs; nibbles in fours, summed in 16 bits */
-
-#define UNIT_INT8 2
-#define UNIT_INT4 4
-#define OFFSET_INT8 0
-typedef int16_t code_for_int8;
-typedef int8_t code_for_int4;
-typedef __m256i weight_unit;
-typedef __m256i sums_int4; /* two sums of 16 bits for each output */
-
-INLINE weight_unit load_int8(const uint8_t *from) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
-}
-INLINE weight_unit load_low_nibbles(const uint8_t *from) {
-    return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)from), _mm256_set1_epi8(NIBBLE_MASK));
-}
-INLINE weight_unit load_high_nibbles(const uint8_t *from) {
-    __m256i shifted = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)from), NIBBLE_BITS);
-    return _mm256_and_si256(shifted, _mm256_set1_epi8(NIBBLE_MASK));
-}
-INLINE i32_register dot_int8(i32_register sums, weight_unit weights, const code_for_int8 *row) {
-    int32_t row_unit;
-    memcpy(&row_unit, row, sizeof row_unit);
-    __m256i products = _mm256_madd_epi16(weights, _mm256_set1_epi32(row_unit));
-    return (i32_register)_mm256_add_epi32((__m256i)sums, products);
-}
-INLINE sums_int4 dot_int4(sums_int4 sums, weight_unit weights, const code_for_int4 *row) {
-    int32_t row_unit;
-    memcpy(&row_unit, row, sizeof row_unit);
-    __m256i products = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(row_unit));
-    return _mm256_add_epi16(sums, products); /* for a group: |sum| <= 8 * 2 * 15 * 127 < 2^15 */
-}
-INLINE i32_register widen_int4(sums_int4 sums) { return (i32_register)_mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
-
-#elif defined(__ARM_FEATURE_DOTPROD) /* NEON: s8 times s8, four inputs at once */
-
-#define UNIT_INT8 4
-#define UNIT_INT4 4
-#define OFFSET_INT8 0
-typedef int8_t code_for_int8;
-typedef int8_t code_for_int4;
 typedef int8x16_t weight_unit;
-typedef i32_register sums_int4;
+typedef struct { int32x4_t upper, lower; } code_sums;
 
 INLINE weight_unit load_int8(const uint8_t *from) { return vreinterpretq_s8_u8(vld1q_u8(from)); }
 INLINE weight_unit load_low_nibbles(const uint8_t *from) {
@@ -247,45 +180,65 @@ INLINE weight_unit load_low_nibbles(const uint8_t *from) {
 INLINE weight_unit load_high_nibbles(const uint8_t *from) {
     return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(from), NIBBLE_BITS));
 }
-INLINE i32_register dot_int8(i32_register sums, weight_unit weights, const code_for_int8 *row) {
-    int32_t row_unit;
-    memcpy(&row_unit, row, sizeof row_unit);
-    return (i32_register)vdotq_s32((int32x4_t)sums, weights, vreinterpretq_s8_s32(vdupq_n_s32(row_unit)));
+INLINE void store_unit(int16_t *row, const int16_t codes[UNIT]) {
+    int8_t halves[2 * UNIT];
+    for (int i = 0; i < UNIT; i++) {
+        int upper = (codes[i] + 128) >> 8; /* rounded, so that what is left lies between -128 and 127 */
+        halves[i] = (int8_t)upper;
+        halves[UNIT + i] = (int8_t)(codes[i] - 256 * upper);
+    }
+    memcpy(row, halves, sizeof halves);
 }
-INLINE sums_int4 dot_int4(sums_int4 sums, weight_unit weights, const code_for_int4 *row) {
-    return dot_int8(sums, weights, row);
+INLINE code_sums dot(code_sums sums, weight_unit weights, const int16_t *row) {
+    int8x8_t halves = vld1_s8((const int8_t *)row);
+    return (code_sums){vdotq_lane_s32(sums.upper, weights, halves, 0), vdotq_lane_s32(sums.lower, weights, halves, 1)};
 }
-INLINE i32_register widen_int4(sums_int4 sums) { return sums; }
+INLINE i32_register total(code_sums sums) { return (i32_register)vaddq_s32(vshlq_n_s32(sums.upper, 8), sums.lower); }
 
-#else /* plain C, in pairs */
+#else /* pairs of 16 bits: the first and third input of a unit, then the second and fourth one */
 
-#define UNIT_INT8 2
-#define UNIT_INT4 2
-#define OFFSET_INT8 0
-typedef int16_t code_for_int8;
-typedef int16_t code_for_int4;
-typedef struct { i32_register first, second; } weight_unit; /* the first input of each output, and the second one */
-typedef i32_register sums_int4;
+typedef int16_t i16_register __attribute__((vector_size(4 * REGISTER_LANES)));
+typedef uint16_t u16_register __attribute__((vector_size(4 * REGISTER_LANES)));
+typedef struct { i16_register even, odd; } weight_unit;
+typedef i32_register code_sums;
 
+INLINE u16_register load_bytes(const uint8_t *from) { u16_register x; memcpy(&x, from, sizeof x); return x; }
 INLINE weight_unit load_int8(const uint8_t *from) {
-    const int8_t *w = (const int8_t *)from;
-    return (weight_unit){{w[0], w[2], w[4], w[6]}, {w[1], w[3], w[5], w[7]}};
+    u16_register bytes = load_bytes(from);
+    return (weight_unit){(i16_register)(bytes << 8) >> 8, (i16_register)bytes >> 8};
 }
-INLINE weight_unit load_low_nibbles(const uint8_t *w) {
-    return (weight_unit){{w[0] & NIBBLE_MASK, w[2] & NIBBLE_MASK, w[4] & NIBBLE_MASK, w[6] & NIBBLE_MASK},
-                         {w[1] & NIBBLE_MASK, w[3] & NIBBLE_MASK, w[5] & NIBBLE_MASK, w[7] & NIBBLE_MASK}};
+INLINE weight_unit load_low_nibbles(const uint8_t *from) {
+    u16_register bytes = load_bytes(from);
+    return (weight_unit){(i16_register)(bytes & NIBBLE_MASK), (i16_register)(bytes >> 8 & NIBBLE_MASK)};
 }
-INLINE weight_unit load_high_nibbles(const uint8_t *w) {
-    return (weight_unit){{w[0] >> NIBBLE_BITS, w[2] >> NIBBLE_BITS, w[4] >> NIBBLE_BITS, w[6] >> NIBBLE_BITS},
-                         {w[1] >> NIBBLE_BITS, w[3] >> NIBBLE_BITS, w[5] >> NIBBLE_BITS, w[7] >> NIBBLE_BITS}};
+INLINE weight_unit load_high_nibbles(const uint8_t *from) {
+    u16_register bytes = load_bytes(from);
+    return (weight_unit){(i16_register)(bytes >> NIBBLE_BITS & NIBBLE_MASK), (i16_register)(bytes >> (8 + NIBBLE_BITS))};
 }
-INLINE i32_register dot_int8(i32_register sums, weight_unit weights, const code_for_int8 *row) {
-    return sums + weights.first * row[0] + weights.second * row[1];
+INLINE void store_unit(int16_t *row, const int16_t codes[UNIT]) {
+    int16_t pairs[UNIT] = {codes[0], codes[2], codes[1], codes[3]};
+    memcpy(row, pairs, sizeof pairs);
 }
-INLINE sums_int4 dot_int4(sums_int4 sums, weight_unit weights, const code_for_int4 *row) {
-    return dot_int8(sums, weights, row);
+
+/* Add to the sum of each output the products of its pair of weights with a pair of a row. */
+INLINE code_sums dot_pair(code_sums sums, i16_register weights, const int16_t *row) {
+#if defined(__AVX2__)
+    int32_t pair;
+    memcpy(&pair, row, sizeof pair);
+#if REGISTER_LANES == 16
+    return (code_sums)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(pair));
+#else
+    return sums + (code_sums)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+#endif
+#else
+    i32_register pairs = (i32_register)weights; /* the first weight of a pair in the low bits, as bytes lie in memory */
+    return sums + (pairs << 16 >> 16) * row[0] + (pairs >> 16) * row[1];
+#endif
 }
-INLINE i32_register widen_int4(sums_int4 sums) { return sums; }
+INLINE code_sums dot(code_sums sums, weight_unit weights, const int16_t *row) {
+    return dot_pair(dot_pair(sums, weights.even, row), weights.odd, row + 2);
+}
+INLINE i32_register total(code_sums sums) { return sums; }
 
 #endif
 #endif

@@ -26,7 +26,6 @@ from model.native.structures import (
     StillNeeded,
     Weights,
     check_result,
-    packing_of,
     reason_against_numbers,
     request_of,
     start,
@@ -87,7 +86,7 @@ class NativeSlice:
         self.config, self.body, self.rotary = body.config, body, body.rotary
         self.layers = [int(number) for number in body.layers]  # their numbers in the model
         self._library = library(level)
-        self._weights = Weights(packing_of(self._library))
+        self._weights = Weights()
 
         hollow_blocks(body, tensors)
         cache_windows = windows or (0,) * len(self.layers)

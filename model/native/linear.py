@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from model.native.compiler import Level, library
-from model.native.structures import CModel, Weights, check_result, packing_of, start
+from model.native.structures import CModel, Weights, check_result, start
 from model.weights.blocks import plain_shape, quantize
 from model.weights.quant import can_be_quantized
 
@@ -42,7 +42,7 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = plain_shape(weight.shape)
         self._products = products
-        self._weights = Weights(packing_of(products.library))
+        self._weights = Weights()
         self._weight = self._weights.linear_weight(SimpleNamespace(weight=weight, bias=bias))
 
     def forward(self, x_TI: Tensor) -> Tensor:

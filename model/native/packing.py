@@ -16,16 +16,7 @@ from model.weights import blocks
 
 PANEL = 16  # outputs that lie together
 FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 = range(5)
-SIGN_BIT = 128  # of a byte
-UNIT_TYPES = {2: torch.int16, 4: torch.int32}  # by the bytes of a unit
-
-
-class Packing(NamedTuple):
-    """The order of codes that a library needs; see `lanes.h`."""
-
-    unit_int8: int  # inputs of an output that lie together
-    offset_int8: int  # added to a code
-    unit_int4: int  # bytes of an output that lie together
+UNIT_TYPE = torch.int32  # a unit of four bytes of an output, which are moved as one number
 
 
 class PackedWeight(NamedTuple):
@@ -56,7 +47,7 @@ def pack_float(weight_NI: Tensor) -> PackedWeight:
     return PackedWeight(BFLOAT16 if fits_bf16 else FLOAT32, elements)
 
 
-def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
+def pack_blocks(weights: Sequence[Tensor]) -> PackedWeight:
     """Pack the outputs of several weights in blocks as one weight."""
     coded_weights = [blocks.coded_weight(weight) for weight in weights]
     if all(weight.has_nibbles for weight in coded_weights):
@@ -64,9 +55,9 @@ def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
         scales = torch.cat([weight.scales for weight in coded_weights])
         minimums = torch.cat([weight.minimums_or_zeros() for weight in coded_weights])
         group_scales = torch.stack((scales, minimums), -1)
-        return PackedWeight(INT4, pack_pairs(nibbles, packing), interleave_scales(group_scales))
+        return PackedWeight(INT4, interleave_units(nibbles.flatten(1)), interleave_scales(group_scales))
 
-    int8_codes = pack_bytes(torch.cat([weight.int8_codes() for weight in coded_weights]), packing)
+    int8_codes = interleave_units(torch.cat([weight.int8_codes() for weight in coded_weights]))
     if all(weight.has_scale_only for weight in coded_weights):
         scales = torch.cat([weight.scales for weight in coded_weights])
         return PackedWeight(INT8, int8_codes, interleave_scales(scales[..., None]))
@@ -77,23 +68,9 @@ def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
     return PackedWeight(SUBGROUP_INT8, int8_codes, interleave_scales(group_scales))
 
 
-def pack_bytes(codes_NI: Tensor, packing: Packing) -> Tensor:
-    """Pack codes of 8 bits to `[N / 16, I / unit, 16, unit]`."""
-    padded_codes = padded(codes_NI).view(torch.uint8)
-    if packing.offset_int8:
-        assert packing.offset_int8 == SIGN_BIT, packing
-        padded_codes = padded_codes ^ SIGN_BIT  # which adds the offset
-    return _interleave(padded_codes, packing.unit_int8)
-
-
-def pack_pairs(pairs_NGp: Tensor, packing: Packing) -> Tensor:
-    """Pack bytes of two nibbles, of a group's first and second subgroup, to `[N / 16, G * 16 / unit, 16, unit]`."""
-    return _interleave(padded(pairs_NGp).flatten(1), packing.unit_int4)
-
-
-def _interleave(bytes_NB: Tensor, unit: int) -> Tensor:
-    """Return units of bytes of the sixteen outputs of a panel next to one another."""
-    units = bytes_NB.contiguous().view(UNIT_TYPES[unit])  # moved as one number, which is faster
+def interleave_units(bytes_NB: Tensor) -> Tensor:
+    """Return B bytes of each output, codes or pairs of nibbles, in units as `[N / 16, B / 4, 16]`."""
+    units = padded(bytes_NB).contiguous().view(UNIT_TYPE)
     panels = units.view(-1, PANEL, units.shape[1])
     return panels.transpose(1, 2).contiguous()
 

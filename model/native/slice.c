@@ -19,7 +19,7 @@
  *              minimum in some forms
  *   nibble     a code of 4 bits; two share a byte
  *   group      GROUP inputs of a weight or row that are summed in whole numbers; a subgroup is one half of them
- *   unit       some inputs of an output that are multiplied at once (lanes.h)
+ *   unit       UNIT inputs of an output, whose codes lie together (lanes.h)
  *   panel      PANEL outputs of a weight, which are packed together
  *   tile       up to TILE_ROWS rows times the outputs of a panel: what one pass over the inputs computes
  *
@@ -38,7 +38,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-#define MAX_CODE 127 /* of 8 bits; -128 is not used */
+#define MAX_CACHED_CODE 127 /* of a key or value in 8 bits; -128 is not used */
 #define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in 8 bits: its scale stays above 0 */
 #define MAX_CHUNK_ROWS 8 /* of one item of the attention, which mostly see the same slots */
 #define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
@@ -54,12 +54,12 @@ enum Form { FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 };
  * first two.
  * FLOAT32, BFLOAT16: elements `[N / 16, I, 16]`.
  * The other forms are those of GGUF files, with floats for each group:
- * INT8: codes `[N / 16, I / UNIT_INT8, 16, UNIT_INT8]`, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
+ * INT8: codes `[N / 16, I / UNIT, 16, UNIT]`, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
  * SUBGROUP_INT8: codes as in INT8, the scales of both subgroups and a minimum `[N / 16, G, 3, 16]`: a weight is
  *   code * scale + minimum.
- * INT4: nibbles `[N / 16, G, 16 * GROUP / 2]` in units of UNIT_INT4 bytes: a byte has the code of an input of a group's
- *   first subgroup in its low bits, that of the second subgroup's input in its high bits; scales and minimums
- *   `[N / 16, G, 2, 16]`: a weight is code * scale + minimum. */
+ * INT4: nibbles `[N / 16, G, SUBGROUP / UNIT, 16, UNIT]`: a byte has the code of an input of a group's first subgroup in
+ *   its low bits, that of the second subgroup's input in its high bits; scales and minimums `[N / 16, G, 2, 16]`: a
+ *   weight is code * scale + minimum. */
 typedef struct {
     int64_t form, num_outputs, num_inputs;
     const void *elements, *scales;
@@ -117,14 +117,6 @@ enum Result { DONE, GIVEN_UP, NO_MEMORY, OUT_OF_BOUNDS };
 
 /* --- a segment under way ------------------------------------------------------------------------------------------ */
 
-/* A row in codes of 8 bits: the codes, a scale for each group `[G]`, and the sum of each subgroup's codes `[G, 2]`. */
-typedef struct {
-    code_for_int8 *codes_for_int8; /* one of both; the other is NULL */
-    code_for_int4 *codes_for_int4;
-    float *scales;
-    int32_t *subgroup_sums;
-} QuantizedRow;
-
 typedef struct {
     const Request *request;
     int64_t first_row, num_rows; /* the first one's index in the segment */
@@ -148,12 +140,10 @@ typedef struct {
     float *sublayer_output; /* `[T, D]` */
     const float *sublayer_norm; /* `[D]`: the norm of the sublayer's output, or NULL */
 
-    /* the quantized rows, as in QuantizedRow */
-    code_for_int8 *codes_for_int8; /* `[T, padded_inputs]` */
-    code_for_int4 *codes_for_int4;
-    float *scales; /* `[T, max_groups]` */
-    int32_t *subgroup_sums; /* `[T, max_groups, 2]` */
-    int64_t padded_inputs, max_groups; /* of the weight with the most inputs */
+    /* the quantized rows: for each group, codes in units, a scale, and the sum of the codes, which is a whole number */
+    int16_t *codes; /* `[T, max_groups, GROUP]` */
+    float *scales, *code_sums; /* `[T, max_groups]` */
+    int64_t max_groups; /* of the weight with the most inputs */
 
     /* attention */
     int32_t *visible_tail; /* `[T, max_tail]`: the slots of the tail that a row sees, as indices in the tail */
@@ -235,24 +225,32 @@ INLINE int32_t round_to_int(float x) {
     return bits - shift_bits;
 }
 
-/* Quantize x `[I]` by groups to codes of 8 bits: an element is code * scale. Codes behind the last input are 0. */
-static void quantize(const float *x, int64_t num_inputs, const QuantizedRow *to) {
+/* Return the index of a group of a row among those of all rows. */
+INLINE int64_t index_of_group(const Run *run, int64_t row, int64_t group) { return row * run->max_groups + group; }
+
+/* Return the codes of a group of a row. */
+INLINE int16_t *codes_of(const Run *run, int64_t row, int64_t group) {
+    return run->codes + index_of_group(run, row, group) * GROUP;
+}
+
+/* Quantize a row x `[I]` by groups: an element is code * scale. Codes behind the last input are 0. */
+static void quantize(const Run *run, int64_t row, const float *x, int64_t num_inputs) {
     for (int64_t group = 0; group < ceil_div(num_inputs, GROUP); group++) {
         const float *in = x + group * GROUP;
-        int64_t count = min_i64(GROUP, num_inputs - group * GROUP), first = group * GROUP;
+        int64_t count = min_i64(GROUP, num_inputs - group * GROUP), at = index_of_group(run, row, group);
         float magnitude = max_magnitude(in, count);
-        float inverse_scale = magnitude == 0 ? 0 : MAX_CODE / magnitude;
+        float inverse_scale = magnitude == 0 ? 0 : MAX_ROW_CODE / magnitude;
 
-        int32_t subgroup_sums[2] = {0};
-        for (int64_t i = 0; i < GROUP; i++) {
-            int32_t code = i < count ? round_to_int(in[i] * inverse_scale) : 0;
-            subgroup_sums[i / SUBGROUP] += (int8_t)code;
-            if (to->codes_for_int4) to->codes_for_int4[first + i] = (int8_t)code;
-            else to->codes_for_int8[first + i] = (int8_t)code;
+        int16_t codes[GROUP] = {0};
+        int32_t sum = 0;
+        for (int64_t i = 0; i < count; i++) {
+            codes[i] = (int16_t)round_to_int(in[i] * inverse_scale);
+            sum += codes[i];
         }
 
-        to->scales[group] = magnitude / MAX_CODE;
-        memcpy(to->subgroup_sums + 2 * group, subgroup_sums, sizeof subgroup_sums);
+        for (int i = 0; i < GROUP; i += UNIT) store_unit(codes_of(run, row, group) + i, codes + i);
+        run->scales[at] = magnitude / MAX_ROW_CODE;
+        run->code_sums[at] = (float)sum;
     }
 }
 
@@ -286,23 +284,6 @@ INLINE void float_tile(const Run *run, int64_t panel, int64_t first_row, int num
     }
 }
 
-/* Return the sum of the codes of a group of a row; `row_group` counts the groups of all rows. */
-INLINE int32_t group_sum(const Run *run, int64_t row_group) {
-    return run->subgroup_sums[2 * row_group] + run->subgroup_sums[2 * row_group + 1];
-}
-
-/* Add the products of `num_units` units of 8-bit weights with those of the rows of `codes`, in whole numbers. */
-INLINE void add_units_int8(const Run *run, const uint8_t *weights, const code_for_int8 *codes, int num_units,
-                           int num_rows, i32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
-    for (int unit = 0; unit < num_units; unit++, weights += PANEL * UNIT_INT8) {
-        weight_unit column[PANEL_REGISTERS];
-        __builtin_prefetch(weights + PREFETCH_BYTES);
-        EACH_REGISTER(i) column[i] = load_int8(weights + i * REGISTER_LANES * UNIT_INT8);
-        EACH_ROW(r) EACH_REGISTER(i)
-            sums[r][i] = dot_int8(sums[r][i], column[i], codes + r * run->padded_inputs + unit * UNIT_INT8);
-    }
-}
-
 /* INT8, or SUBGROUP_INT8 if `has_subgroups`: the exact sum of each part of a group times its scale, plus minimum
  * times the sum of the row's codes, times the row's scale; added in the order of groups. */
 INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows, bool has_subgroups,
@@ -314,26 +295,28 @@ INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_
     const float *scales = (const float *)run->weight->scales + panel * num_groups * floats_per_group * PANEL;
 
     for (int64_t group = 0; group < num_groups; group++, scales += floats_per_group * PANEL) {
-        const code_for_int8 *codes = run->codes_for_int8 + first_row * run->padded_inputs + group * GROUP;
         f32_register scaled_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
 
-        for (int part = 0; part < num_parts; part++, weights += part_inputs * PANEL, codes += part_inputs) {
-            i32_register part_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
-            add_units_int8(run, weights, codes, part_inputs / UNIT_INT8, num_rows, part_sums);
-            EACH_ROW(r) {
-                int64_t row_group = (first_row + r) * run->max_groups + group;
-                int32_t code_sum = has_subgroups ? run->subgroup_sums[2 * row_group + part] : group_sum(run, row_group);
-                EACH_REGISTER(i) scaled_sums[r][i] += to_f32_register(part_sums[r][i] - OFFSET_INT8 * code_sum)
-                                                      * load_f32_register(scales + part * PANEL + i * REGISTER_LANES);
+        for (int part = 0; part < num_parts; part++) {
+            code_sums part_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+            for (int i = part * part_inputs; i < (part + 1) * part_inputs; i += UNIT, weights += PANEL * UNIT) {
+                __builtin_prefetch(weights + PREFETCH_BYTES);
+                EACH_REGISTER(j) {
+                    weight_unit unit = load_int8(weights + j * REGISTER_LANES * UNIT);
+                    EACH_ROW(r) part_sums[r][j] = dot(part_sums[r][j], unit, codes_of(run, first_row + r, group) + i);
+                }
+            }
+            EACH_REGISTER(j) {
+                f32_register scale = load_f32_register(scales + part * PANEL + j * REGISTER_LANES);
+                EACH_ROW(r) scaled_sums[r][j] += to_f32_register(total(part_sums[r][j])) * scale;
             }
         }
 
-        EACH_ROW(r) {
-            int64_t row_group = (first_row + r) * run->max_groups + group;
-            if (has_subgroups) /* the minimum */
-                EACH_REGISTER(i) scaled_sums[r][i] += load_f32_register(scales + 2 * PANEL + i * REGISTER_LANES)
-                                                      * (float)group_sum(run, row_group);
-            EACH_REGISTER(i) sums[r][i] += scaled_sums[r][i] * run->scales[row_group];
+        EACH_ROW(r) EACH_REGISTER(j) {
+            int64_t at = index_of_group(run, first_row + r, group);
+            if (has_subgroups)
+                scaled_sums[r][j] += load_f32_register(scales + 2 * PANEL + j * REGISTER_LANES) * run->code_sums[at];
+            sums[r][j] += scaled_sums[r][j] * run->scales[at];
         }
     }
 }
@@ -343,37 +326,33 @@ INLINE void int8_tile(const Run *run, int64_t panel, int64_t first_row, int num_
 INLINE void int4_tile(const Run *run, int64_t panel, int64_t first_row, int num_rows,
                       f32_register sums[TILE_ROWS][PANEL_REGISTERS]) {
     int64_t num_groups = ceil_div(run->weight->num_inputs, GROUP);
-    const int num_units = SUBGROUP / UNIT_INT4; /* of a subgroup */
-    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * PANEL * GROUP / 2;
+    const uint8_t *weights = (const uint8_t *)run->weight->elements + panel * num_groups * PANEL * SUBGROUP;
     const float *scales = (const float *)run->weight->scales + panel * num_groups * 2 * PANEL;
 
     for (int64_t group = 0; group < num_groups; group++, scales += 2 * PANEL) {
-        const code_for_int4 *codes = run->codes_for_int4 + first_row * run->padded_inputs + group * GROUP;
-        sums_int4 group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
+        code_sums group_sums[TILE_ROWS][PANEL_REGISTERS] = {0};
 
         /* in whole numbers: the units of the first subgroup in low nibbles, those of the second one in high nibbles */
-        for (int unit = 0; unit < num_units; unit++, weights += PANEL * UNIT_INT4) {
+        for (int i = 0; i < SUBGROUP; i += UNIT, weights += PANEL * UNIT) {
             __builtin_prefetch(weights + PREFETCH_BYTES);
-            EACH_REGISTER(i) {
-                weight_unit low = load_low_nibbles(weights + i * REGISTER_LANES * UNIT_INT4);
-                weight_unit high = load_high_nibbles(weights + i * REGISTER_LANES * UNIT_INT4);
+            EACH_REGISTER(j) {
+                weight_unit low = load_low_nibbles(weights + j * REGISTER_LANES * UNIT);
+                weight_unit high = load_high_nibbles(weights + j * REGISTER_LANES * UNIT);
                 EACH_ROW(r) {
-                    group_sums[r][i] = dot_int4(group_sums[r][i], low,
-                                                codes + r * run->padded_inputs + unit * UNIT_INT4);
-                    group_sums[r][i] = dot_int4(group_sums[r][i], high,
-                                                codes + r * run->padded_inputs + (num_units + unit) * UNIT_INT4);
+                    const int16_t *codes = codes_of(run, first_row + r, group) + i;
+                    group_sums[r][j] = dot(dot(group_sums[r][j], low, codes), high, codes + SUBGROUP);
                 }
             }
         }
 
         /* in floats */
-        EACH_REGISTER(i) {
-            f32_register scale = load_f32_register(scales + i * REGISTER_LANES);
-            f32_register minimum = load_f32_register(scales + PANEL + i * REGISTER_LANES);
+        EACH_REGISTER(j) {
+            f32_register scale = load_f32_register(scales + j * REGISTER_LANES);
+            f32_register minimum = load_f32_register(scales + PANEL + j * REGISTER_LANES);
             EACH_ROW(r) {
-                int64_t row_group = (first_row + r) * run->max_groups + group;
-                f32_register products = to_f32_register(widen_int4(group_sums[r][i]));
-                sums[r][i] += (products * scale + minimum * (float)group_sum(run, row_group)) * run->scales[row_group];
+                int64_t at = index_of_group(run, first_row + r, group);
+                f32_register products = to_f32_register(total(group_sums[r][j]));
+                sums[r][j] += (products * scale + minimum * run->code_sums[at]) * run->scales[at];
             }
         }
     }
@@ -426,20 +405,10 @@ static void product_item(void *job, int64_t item, int64_t thread) {
 
 static bool is_quantized(const Weight *w) { return w->form >= INT8; }
 
-/* Quantize a row x `[I]` for the product that comes next. */
-static void quantize_row(const Run *run, int64_t row, const Weight *w, const float *x) {
-    if (!is_quantized(w)) return;
-    bool is_int4 = w->form == INT4;
-    QuantizedRow to = {is_int4 ? NULL : run->codes_for_int8 + row * run->padded_inputs,
-                       is_int4 ? run->codes_for_int4 + row * run->padded_inputs : NULL,
-                       run->scales + row * run->max_groups, run->subgroup_sums + 2 * row * run->max_groups};
-    quantize(x, w->num_inputs, &to);
-}
-
 static void before_product(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     (void)thread;
-    quantize_row(run, row, run->weight, run->in + row * run->in_stride);
+    quantize(run, row, run->in + row * run->in_stride, run->weight->num_inputs);
 }
 
 /* Multiply the rows `in` `[T, I]` (or the quantized ones) with a weight; write the results to `out`, or add them. */
@@ -464,7 +433,7 @@ static void write_slot(const float *x, int64_t head_dim, void *to, float *scales
     }
 
     float magnitude = max_magnitude(x, head_dim);
-    float scale = (magnitude < MIN_CACHED_MAGNITUDE ? MIN_CACHED_MAGNITUDE : magnitude) / MAX_CODE;
+    float scale = (magnitude < MIN_CACHED_MAGNITUDE ? MIN_CACHED_MAGNITUDE : magnitude) / MAX_CACHED_CODE;
     scales[slot_at] = scale;
     for (int64_t i = 0; i < head_dim; i++)
         ((int8_t *)to)[slot_at * head_dim + i] = (int8_t)round_to_int(x[i] / scale);
@@ -683,7 +652,7 @@ static void before_qkv(void *job, int64_t row, int64_t thread) {
     float *normed = run->normed + row * m->hidden_size;
     (void)thread;
     norm(run->segment->x + row * m->hidden_size, run->layer->attention_norm, m->hidden_size, m->norm_eps, normed);
-    quantize_row(run, row, &run->layer->qkv, normed);
+    if (is_quantized(&run->layer->qkv)) quantize(run, row, normed, m->hidden_size);
 }
 
 /* Norm and rotate the queries and keys of a chunk, and write its keys and values to their slots. */
@@ -721,7 +690,7 @@ static void write_chunk_to_cache(void *job, int64_t item, int64_t thread) {
 static void before_o(void *job, int64_t row, int64_t thread) {
     const Run *run = job;
     (void)thread;
-    quantize_row(run, row, &run->layer->o, run->attended + row * run->layer->o.num_inputs);
+    quantize(run, row, run->attended + row * run->layer->o.num_inputs, run->layer->o.num_inputs);
 }
 
 static void before_gate_up(void *job, int64_t row, int64_t thread) {
@@ -730,7 +699,7 @@ static void before_gate_up(void *job, int64_t row, int64_t thread) {
     float *normed = run->normed + row * m->hidden_size;
     (void)thread;
     norm(run->segment->x + row * m->hidden_size, run->layer->mlp_norm, m->hidden_size, m->norm_eps, normed);
-    quantize_row(run, row, &run->layer->gate_up, normed);
+    if (is_quantized(&run->layer->gate_up)) quantize(run, row, normed, m->hidden_size);
 }
 
 static void before_down(void *job, int64_t row, int64_t thread) {
@@ -740,7 +709,7 @@ static void before_down(void *job, int64_t row, int64_t thread) {
     float *gated = run->gated + row * size;
     (void)thread;
     activate(gate_up, gate_up + size, size, run->model->uses_gelu, gated);
-    quantize_row(run, row, &run->layer->down, gated);
+    if (is_quantized(&run->layer->down)) quantize(run, row, gated, size);
 }
 
 static void norm_final(void *job, int64_t row, int64_t thread) {
@@ -833,10 +802,9 @@ static int64_t lay_out(Run *run, char *memory) {
     ALLOT(gate_up, num_rows * 2 * m->intermediate_size);
     ALLOT(gated, num_rows * m->intermediate_size);
     ALLOT(sublayer_output, num_rows * m->hidden_size);
-    ALLOT(codes_for_int8, num_rows * run->padded_inputs);
-    ALLOT(codes_for_int4, num_rows * run->padded_inputs);
+    ALLOT(codes, num_rows * run->max_groups * GROUP);
     ALLOT(scales, num_rows * run->max_groups);
-    ALLOT(subgroup_sums, 2 * num_rows * run->max_groups);
+    ALLOT(code_sums, num_rows * run->max_groups);
     ALLOT(visible_tail, num_rows * run->max_tail);
     ALLOT(num_visible_tail, num_rows);
     ALLOT(chunks, num_rows);
@@ -848,7 +816,6 @@ static int64_t lay_out(Run *run, char *memory) {
 /* Set the sizes of a run's arrays; `max_inputs` are those of the weight with the most inputs. */
 static void measure(Run *run, int64_t max_inputs) {
     run->max_groups = ceil_div(max_inputs, GROUP);
-    run->padded_inputs = run->max_groups * GROUP;
     for (int64_t i = 0; i < run->segment->num_requests; i++) {
         const Request *request = &run->segment->requests[i];
         int64_t num_slots = request->num_settled + request->num_tail;
@@ -919,13 +886,6 @@ EXPORTED void slice_explain_bus_errors(const char *sentence) {
     bus_sentence = sentence;
     action.sa_handler = end_by_bus_error;
     sigaction(SIGBUS, &action, NULL);
-}
-
-/* Write how weights of 8 and of 4 bits are to be packed: UNIT_INT8, OFFSET_INT8, UNIT_INT4. */
-EXPORTED void slice_packing(int64_t to[3]) {
-    to[0] = UNIT_INT8;
-    to[1] = OFFSET_INT8;
-    to[2] = UNIT_INT4;
 }
 
 /* Return a slice that computes with `num_threads` threads; NULL without memory. The memory behind `model` must stay. */

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model.cache import AdmittedRows
 from model.llama import RMSNorm
-from model.native.packing import PackedWeight, Packing, pack_blocks, pack_float
+from model.native.packing import PackedWeight, pack_blocks, pack_float
 from model.weights.blocks import QUANTIZERS, block_type, plain_shape, unfold
 from model.weights.quant import BLOCKS
 
@@ -109,8 +109,7 @@ def request_of(admitted: AdmittedRows) -> CRequest:
 class Weights:
     """The structures of packed weights, and the tensors behind them, which must live as long."""
 
-    def __init__(self, packing: Packing) -> None:
-        self.packing = packing
+    def __init__(self) -> None:
         self.tensors: list[Tensor] = []
 
     def address(self, tensor: Tensor | None) -> int | None:
@@ -138,19 +137,12 @@ class Weights:
 
     def _pack(self, weights: Sequence[Tensor]) -> PackedWeight:
         if all(block_type(weight.shape) for weight in weights):
-            return pack_blocks(weights, self.packing)
+            return pack_blocks(weights)
         plain_weights = [unfold(weight) if block_type(weight.shape) else weight for weight in weights]
         return pack_float(torch.cat(plain_weights))
 
 
 # --- a slice in C -----------------------------------------------------------------------------------------------------
-
-def packing_of(library: ctypes.CDLL) -> Packing:
-    """Return the order of codes that a library needs."""
-    packing_sizes = (c_int64 * len(Packing._fields))()
-    library.slice_packing(packing_sizes)
-    return Packing(*packing_sizes)
-
 
 def start(owner: object, library: ctypes.CDLL, model: CModel, num_threads: int) -> c_void_p:
     """Return a slice with its threads, which end with `owner`."""
