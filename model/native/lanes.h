@@ -154,8 +154,8 @@ INLINE f32_register load_bf16_register(const uint16_t *from) {
 
 /* --- products of codes -------------------------------------------------------------------------------------------- */
 
-/* A weight's codes have 8 bits, or are nibbles; a row's have 16, with which results are as close to those of floats as
- * sums in floats are to one another. Sums of a group's products are exact: below 32 * 128 * MAX_ROW_CODE < 2^31.
+/* A weight's codes have 8 bits, or are nibbles. Those of a row have 16, since with 8 texts differ from those of floats.
+ * The sum of a group's products is exact, since it stays below 2^31: 32 * 128 * MAX_ROW_CODE < 2^27.
  *
  * A group is GROUP successive inputs, of which the first SUBGROUP ones and the others are its two subgroups. A unit is
  * UNIT successive inputs of each output of a register: bytes `[REGISTER_LANES, UNIT]`, of codes or of pairs of nibbles.
@@ -168,7 +168,7 @@ INLINE f32_register load_bf16_register(const uint16_t *from) {
 #define NIBBLE_MASK 15
 #define MAX_ROW_CODE 32639 /* 127 * 256 + 127: it has two signed halves of 8 bits */
 
-#if defined(__ARM_FEATURE_DOTPROD) /* NEON multiplies 8 bits by 8 bits: a row's unit has four upper and four lower halves */
+#if defined(__ARM_FEATURE_DOTPROD) /* NEON multiplies 8 bits by 8: a row's unit is four upper halves, then the lower */
 
 typedef int8x16_t weight_unit;
 typedef struct { int32x4_t upper, lower; } code_sums;
@@ -213,7 +213,8 @@ INLINE weight_unit load_low_nibbles(const uint8_t *from) {
 }
 INLINE weight_unit load_high_nibbles(const uint8_t *from) {
     u16_register bytes = load_bytes(from);
-    return (weight_unit){(i16_register)(bytes >> NIBBLE_BITS & NIBBLE_MASK), (i16_register)(bytes >> (8 + NIBBLE_BITS))};
+    return (weight_unit){(i16_register)(bytes >> NIBBLE_BITS & NIBBLE_MASK),
+                         (i16_register)(bytes >> (8 + NIBBLE_BITS))};
 }
 INLINE void store_unit(int16_t *row, const int16_t codes[UNIT]) {
     int16_t pairs[UNIT] = {codes[0], codes[2], codes[1], codes[3]};

@@ -57,9 +57,9 @@ enum Form { FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 };
  * INT8: codes `[N / 16, I / UNIT, 16, UNIT]`, scales `[N / 16, G, 1, 16]`: a weight is code * scale.
  * SUBGROUP_INT8: codes as in INT8, the scales of both subgroups and a minimum `[N / 16, G, 3, 16]`: a weight is
  *   code * scale + minimum.
- * INT4: nibbles `[N / 16, G, SUBGROUP / UNIT, 16, UNIT]`: a byte has the code of an input of a group's first subgroup in
- *   its low bits, that of the second subgroup's input in its high bits; scales and minimums `[N / 16, G, 2, 16]`: a
- *   weight is code * scale + minimum. */
+ * INT4: pairs of nibbles `[N / 16, G, SUBGROUP / UNIT, 16, UNIT]`: the low bits of a byte are the code of an input of a
+ *   group's first subgroup, the high bits that of the second subgroup's input; scales and minimums
+ *   `[N / 16, G, 2, 16]`: a weight is code * scale + minimum. */
 typedef struct {
     int64_t form, num_outputs, num_inputs;
     const void *elements, *scales;
