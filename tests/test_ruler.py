@@ -36,42 +36,60 @@ class Room(NamedTuple):
 SOURCE_ROOMS = {
     "config": Room(23_334, [
         (926, "a model loads whose config has fields that its class ignores; one that versions read otherwise "
-              "is named")]),
+              "is named"),
+        (604, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses")]),
     "model": Room(61_414, [
         (5_448, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
     "pipeline": Room(21_064, [
-        (494, "several requests on one machine rest together where plain decoding is faster")]),
-    "cluster": Room(20_414),
+        (494, "several requests on one machine rest together where plain decoding is faster"),
+        (363, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
+    "cluster": Room(20_414, [
+        (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns")]),
     "tp": Room(5_856),
-    "sim": Room(7_517),
+    "sim": Room(7_517, [
+        (223, "a wire repeats lost messages, and rank 0's own work is in virtual time")]),
     "launch": Room(40_277, [
-        (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost")]),
-    "eval": Room(37_625),
+        (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
+        (1_770, "a question is typed without a preset, pasted or wrapped, and answered with the sampling that the model "
+                "recommends; a transfer to boards is seen")]),
+    "eval": Room(37_625, [
+        (2_430, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
     "serve": Room(20_464, [
-        (549, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
-    "eval/dsi": Room(11_988),
+        (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
+    "dsi": Room(0, [
+        (25, "python -m dsi is typed as the published README prints it")]),
+    "eval/dsi": Room(11_988, [
+        (214, "the published simulator's words are read, as type=heatmap heatmap.ndim=20")]),
     "eval/flowspec": Room(2_092),
     "eval/load": Room(2_603),
     "eval/plan": Room(3_486),
-    "eval/specinfer": Room(3_659),
+    "eval/specinfer": Room(3_659, [
+        (11, "SpecInfer's option for the requests of a batch is read")]),
     "train": Room(17_670),
     "scripts": Room(4_367, [
-        (3_635, "a contributor sees for any file which of its steps no test would miss")]),
-    "split_and_save_models": Room(597),
+        (3_635, "a contributor sees for any file which of its steps no test would miss"),
+        (80, "help and mistakes of run_pipe.sh are read before torch is imported")]),
+    "split_and_save_models": Room(597, [
+        (16, "a preset's head goes into a split without being named")]),
 }
 OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
-                 "gguf judges")]),
-    "toy": Room(3_451),
+                 "gguf judges"),
+        (10_512, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+    "toy": Room(3_451, [
+        (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
     "C": Room(13_364, [
-        (603, "threads, locks and memory of the kernels are counted, so that none is lost")]),
-    "shell": Room(6_735),
+        (70, "threads, locks and memory of the kernels are counted, so that none is lost")]),
+    "shell": Room(6_735, [
+        (256, "commands of the original READMEs run as printed, and rank 0's line needs no ssh")]),
     "page": Room(24_957, [  # of the server's chat and of the timeline, without the libraries in serve/vendor
-        (52, "the page shows the thoughts of a model apart from its answer")]),
+        (52, "the page shows the thoughts of a model apart from its answer"),
+        (438, "each tab of the page has a conversation of its own, and none is lost")]),
     "docs": Room(40_350, [  # words, not tokens
-        (1_480, "a reader finds the fields, call formats and limits of each family and of the server")]),
+        (1_480, "a reader finds the fields, call formats and limits of each family and of the server"),
+        (3_819, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
