@@ -57,7 +57,7 @@ SOURCE_ROOMS = {
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
     "dsi": Room(0, [
-        (25, "python -m dsi is typed as the published README prints it")]),
+        (47, "python -m dsi is typed as the published README prints it")]),
     "eval/dsi": Room(11_988, [
         (214, "the published simulator's words are read, as type=heatmap heatmap.ndim=20")]),
     "eval/flowspec": Room(2_092),
@@ -76,7 +76,7 @@ OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges"),
-        (10_512, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+        (10_634, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
