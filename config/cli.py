@@ -24,6 +24,7 @@ Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
 RUN_PIPE = "bash run_pipe.sh"
+SURE_SIMILARITY = 0.8  # of a word to a preset's name, from which it is a mistyped one, and no question
 # The keys that some commands have in place of a key of a run that they refuse.
 REPLACEMENT_KEYS = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
            "question_file": "sets"}
@@ -163,6 +164,21 @@ def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
+
+def with_bare_question(argv: Sequence[str]) -> list[str]:
+    """Return the words with those that are neither preset, path nor key as the question, in their order.
+
+    A single word that is nearly a preset, or a key without a value, stays, and is refused.
+    """
+    words = in_full(argv)
+    bare_words = [word for word in words if not ("=" in word or "/" in word or word.startswith("-") or word in PRESETS
+                                                 or word in HELP or word.endswith(".json"))]
+    first_word = bare_words[0] if bare_words else ""
+    is_mistake = nearest(first_word, PRESETS, SURE_SIMILARITY) and first_word == words[0]
+    if not bare_words or is_mistake or len(bare_words) == 1 and first_word in facts_by_name(RunConfig):
+        return words
+    return [*(word for word in words if word not in bare_words), f"prompt={' '.join(bare_words)}"]
+
 
 @overload
 def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: None = None) -> RunConfig: ...

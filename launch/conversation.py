@@ -16,10 +16,11 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from cluster.board import is_one_rank
 from cluster.processes import keep_ctrl_c
+from config.cli import with_bare_question
 from config.files import cache_folder
-from config.keys import HELP, facts_by_name, in_full, nearest, preset_of, raw_values
+from config.keys import HELP, preset_of, raw_values
 from config.presets import PRESETS
-from config.run_config import QUESTION_KEYS, RunConfig
+from config.run_config import QUESTION_KEYS
 from config.schema.untrusted import one_line
 from launch.pipeline import Pipeline
 from launch.screen import introduction, pieces_of, screen_for, summary
@@ -28,7 +29,6 @@ from model.text import is_in_loop
 STANDARD_INPUT = "-"  # value of the key `prompt`
 MAX_PROMPT_BYTES = 100_000  # Linux allows a word of a command 131,072
 HISTORY_LINES = 1000
-SURE_SIMILARITY = 0.8  # of a word to a preset's name, from which it is a mistyped one, and no question
 QUOTES = '"""'  # around a question of several lines
 LOCAL_MODES = 3  # place of a terminal's local modes in what termios returns
 COMMANDS = {
@@ -59,7 +59,7 @@ def with_question(argv: Sequence[str]) -> list[str]:
 
     Raises ValueError for `prompt=-` if nothing can be read.
     """
-    words = _with_bare_question(in_full(argv))
+    words = with_bare_question(argv)
     raw = raw_values(words)
     is_named = raw.get("prompt") == STANDARD_INPUT
     has_question = not (is_named or raw.keys().isdisjoint(QUESTION_KEYS))
@@ -77,20 +77,6 @@ def with_question(argv: Sequence[str]) -> list[str]:
     if is_named and not question:
         raise ValueError("prompt=- reads the question from standard input, which is empty: type it in quotes instead")
     return [*others, f"prompt={question}"] if question else words
-
-
-def _with_bare_question(words: Sequence[str]) -> list[str]:
-    """Return the words with those that are neither preset, path nor key as the question, in their order.
-
-    A single word that is nearly a preset, or a key without a value, stays, and is refused.
-    """
-    bare_words = [word for word in words if not ("=" in word or "/" in word or word.startswith("-") or word in PRESETS
-                                                 or word in HELP or word.endswith(".json"))]
-    first_word = bare_words[0] if bare_words else ""
-    is_mistake = nearest(first_word, PRESETS, SURE_SIMILARITY) and first_word == words[0]
-    if not bare_words or is_mistake or len(bare_words) == 1 and first_word in facts_by_name(RunConfig):
-        return list(words)
-    return [*(word for word in words if word not in bare_words), f"prompt={' '.join(bare_words)}"]
 
 
 def _read_question() -> str:

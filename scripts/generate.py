@@ -8,12 +8,12 @@ import os
 import sys
 
 from cluster.board import COMMAND_VARIABLE
-from config.cli import RUN_PIPE, parse
+from config.cli import RUN_PIPE, parse, with_bare_question
 from config.console import die, ended_by
 
 if __name__ == "__main__":
     try:
-        parse(sys.argv[1:], os.environ.get(COMMAND_VARIABLE, RUN_PIPE))
+        parse(with_bare_question(sys.argv[1:]), os.environ.get(COMMAND_VARIABLE, RUN_PIPE))
     except (ValueError, OSError) as error:
         sys.exit(ended_by(error, "debug=true" in sys.argv))
 

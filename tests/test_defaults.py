@@ -205,8 +205,10 @@ def test_sampling_that_no_model_has_is_refused_with_what_to_type(name, value, tm
     resolve([*words, "prompt=Hello", "temperature=0"])
 
 
-@pytest.mark.parametrize("word, code", [("--help", 0), ("tempertaure=1", 2), ("nosuch", 2)])
-def test_help_and_mistakes_import_no_torch_and_fetch_no_model(word, code):
-    done = run_program(sys.executable, "-X", "importtime", "-m", "scripts.generate", word)
-    assert done.returncode == code and "config.run_config" in done.stderr
+@pytest.mark.parametrize("typed, code, sentence", [
+    ("--help", 0, ""), ("tempertaure=1", 2, "unknown key tempertaure"), ("vicuna7b", 2, "unknown preset vicuna7b"),
+    ("hello tempertaure=1", 2, "unknown key tempertaure")])
+def test_help_and_mistakes_import_no_torch_and_fetch_no_model(typed, code, sentence):
+    done = run_program(sys.executable, "-X", "importtime", "-m", "scripts.generate", *typed.split())
+    assert done.returncode == code and "config.run_config" in done.stderr and sentence in done.stderr
     assert not {"torch", "transformers", "launch.words"}.intersection(done.stderr.replace("|", " ").split())
