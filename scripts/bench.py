@@ -1,7 +1,7 @@
 """Measurements: the time of Python itself, the effect of accidents, latencies under load, and other programs' times.
 
 Usage: python3 -m scripts.bench overhead|accidents|load [PRESET] [key=value ...]
-       python3 -m scripts.bench peers FILE.gguf [--help]
+       python3 -m scripts.bench peers|fidelity FILE.gguf [--help]
        python3 -m scripts.bench specinfer [key=value ...]
 
 Without a PRESET the bundled model is measured.
@@ -17,6 +17,8 @@ accidents   accidents (100) at random times, by method, for one and four answers
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
 peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers
+fidelity    a GGUF file's model beside float32 arithmetic on the same weights, by transformers: how many positions keep
+            the likeliest token, and the divergence of the laws of the next token
 """
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "overhead": "eval.bench.overhead:overhead",
     "accidents": "eval.bench.accidents:accidents",
     "peers": "eval.bench.peers:peers",
+    "fidelity": "eval.bench.fidelity:fidelity",
     "load": "eval.load.pipeline:load",
     "specinfer": "eval.specinfer.tables:specinfer",
 }
