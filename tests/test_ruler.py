@@ -37,9 +37,9 @@ SOURCE_ROOMS = {
     "config": Room(23_334, [
         (926, "a model loads whose config has fields that its class ignores; one that versions read otherwise "
               "is named"),
-        (604, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses")]),
+        (738, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses")]),
     "model": Room(61_414, [
-        (5_448, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
+        (5_444, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (363, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
@@ -50,10 +50,10 @@ SOURCE_ROOMS = {
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time")]),
     "launch": Room(40_277, [
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
-        (1_770, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
+        (1_634, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
                 "recommends; a transfer to boards is seen")]),
     "eval": Room(37_625, [
-        (2_430, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
+        (3_085, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
     "dsi": Room(0, [
@@ -68,7 +68,7 @@ SOURCE_ROOMS = {
     "train": Room(17_670),
     "scripts": Room(4_367, [
         (3_635, "a contributor sees for any file which of its steps no test would miss"),
-        (80, "help and mistakes of run_pipe.sh are read before torch is imported")]),
+        (89, "help and mistakes of run_pipe.sh are read before torch is imported")]),
     "split_and_save_models": Room(597, [
         (16, "a preset's head goes into a split without being named")]),
 }
@@ -76,7 +76,7 @@ OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges"),
-        (10_634, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+        (10_992, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -89,7 +89,7 @@ OTHER_ROOMS = {
         (438, "each tab of the page has a conversation of its own, and none is lost")]),
     "docs": Room(40_350, [  # words, not tokens
         (1_480, "a reader finds the fields, call formats and limits of each family and of the server"),
-        (3_819, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
+        (3_854, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
