@@ -98,16 +98,18 @@ read_pip() {
 uv_install() {
     command -v uv >/dev/null || return
     ! "$PY" -I -m pip config list 2>/dev/null | grep -Eq 'index.url|no.index' || return
-    UV_HTTP_TIMEOUT=15 UV_HTTP_RETRIES=0 uv --quiet pip install --python "$PY" "${WHEELS[@]}" "$@" 2>/dev/null
+    UV_HTTP_TIMEOUT=15 UV_HTTP_RETRIES=0 uv --quiet pip install --python "$PY" "${WHEELS[@]}" \
+        ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} "$@" 2>/dev/null
 }
 
 # pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
 # isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools. Python
-# compiles a module when it first needs it, not all of them here. There is one try, unless $PIP_RETRIES asks for more:
-# without a network the reason comes at once.
+# compiles a module when it first needs it; all of them are compiled here only if $PYTHONDONTWRITEBYTECODE forbids that,
+# since else each start would compile its modules again. There is one try, unless $PIP_RETRIES asks for more: without a
+# network the reason comes at once.
 pip_install() {
-    PIP_USE_PEP517=1 PIP_RETRIES="${PIP_RETRIES:-0}" "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile "$@" \
-        2>&1 >/dev/null | read_pip
+    PIP_USE_PEP517=1 PIP_RETRIES="${PIP_RETRIES:-0}" "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile \
+        ${PYTHONDONTWRITEBYTECODE:+--compile} "$@" 2>&1 >/dev/null | read_pip
     return "${PIPESTATUS[0]}"
 }
 

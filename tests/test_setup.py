@@ -33,6 +33,7 @@ case "$*" in
     *"-m pip "*)
         echo "$PIP_USE_PEP517 ${@: -1}" >>"$TOP/asked"
         echo "$PIP_RETRIES" >>"$TOP/retries"
+        [[ "$*" != *" --compile "* ]] || touch "$TOP/compiled"
         if [ -e "$TOP/wait" ]; then until [ -e "$TOP/go" ]; do sleep 0.02; done; fi
         if [ -e "$TOP/no_torch" ] && [[ "$*" = *+cpu ]]; then echo "ERROR: there is none" >&2 && exit 1; fi
         if [ -e "$TOP/says" ]; then cat "$TOP/says" >&2 && exit 1; fi ;;
@@ -41,6 +42,7 @@ esac
 """
 UV = r"""#!/usr/bin/env bash
 echo "uv ${@: -1}" >>"$TOP/asked"
+[[ "$*" != *" --compile-bytecode "* ]] || touch "$TOP/compiled"
 ! [ -e "$TOP/uv_fails" ]
 """
 TOOLS = "bash cat cksum cp dirname env flock grep mkdir rm sed sleep touch uname".split()
@@ -81,6 +83,11 @@ class Clone:
         for lack in lacks:
             (folder / lack).touch()
         return folder / name
+
+    def add_uv(self) -> None:
+        uv = self.bin / "tools" / "uv"
+        uv.write_text(UV)
+        uv.chmod(0o755)
 
     def begin(self, *lists: str, command=START, **options) -> subprocess.Popen[str]:
         env = {"PATH": os.pathsep.join(map(str, self.bin.iterdir())),
@@ -149,9 +156,7 @@ def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
 
 @pytest.mark.parametrize("without", ["", "uv_fails", "index"])
 def test_uv_installs_where_the_machine_has_it_and_pip_where_that_fails_or_has_indexes_of_its_own(clone, without):
-    uv = clone.bin / "tools" / "uv"
-    uv.write_text(UV)
-    uv.chmod(0o755)
+    clone.add_uv()
     if without:
         (clone.top / without).write_text("global.index-url='file:///here'\n" if without == "index" else "")
     assert clone.start()[0] == 0
@@ -159,6 +164,15 @@ def test_uv_installs_where_the_machine_has_it_and_pip_where_that_fails_or_has_in
                            "uv_fails": [f"uv {clone.root}/requirements.txt", f"1 {clone.root}/requirements.txt"],
                            "index": [f"1 {clone.root}/requirements.txt"]}[without]
     assert clone.start() == clone.ready
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+@pytest.mark.parametrize("value", ["", "1"])
+def test_modules_are_compiled_by_the_installation_only_where_python_may_not_write_them_later(clone, has_uv, value):
+    if has_uv:
+        clone.add_uv()
+    assert clone.start(env={"PYTHONDONTWRITEBYTECODE": value})[0] == 0
+    assert (clone.top / "compiled").exists() == bool(value)
 
 
 @pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64")
