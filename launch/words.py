@@ -151,11 +151,16 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
 def recommended_sampling(folder: Path, preset: str) -> dict[str, str]:
     """Return the keys of sampling that a model's `generation_config.json` recommends, or else its preset.
 
-    Raises ValueError, with the fix, for values that no model can have.
+    Values that no model can have are left out, with a line on each: the file may come from anyone.
     """
     path = folder / "generation_config.json"
     file_values = read_json(path) if path.is_file() else {}
-    check(file_values, SAMPLING_FIELDS, path, "correct it, or give temperature=NUMBER")
+    for name, kind in SAMPLING_FIELDS.items():
+        try:
+            check(file_values, {name: kind}, path, "it is ignored")
+        except ValueError as error:
+            say(one_line(str(error)))
+            del file_values[name]
 
     values = {name: file_values[name] for name in RECOMMENDED if file_values.get(name) is not None}
     if file_values.get("do_sample") is False:
