@@ -155,9 +155,9 @@ def recommended_sampling(folder: Path, preset: str) -> dict[str, str]:
     """
     path = folder / "generation_config.json"
     file_values = read_json(path) if path.is_file() else {}
-    for name, kind in SAMPLING_FIELDS.items():
+    for name, allowed in SAMPLING_FIELDS.items():
         try:
-            check(file_values, {name: kind}, path, "it is ignored")
+            check(file_values, {name: allowed}, path, "it is ignored")
         except ValueError as error:
             say(one_line(str(error)))
             del file_values[name]
