@@ -5,6 +5,7 @@ know nothing else of the pipeline. The ring sends, receives and distributes mess
 """
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -506,6 +507,7 @@ class Ring:
         if self.pacing.batcher:
             wake_times.append(self.pacing.first_stage.ready_at)
 
+        wake_times = [moment for moment in wake_times if moment < math.inf]
         if wake_times:
             self.link.wait_until(min(wake_times))
             self.poll()

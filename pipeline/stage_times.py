@@ -46,6 +46,7 @@ class Occupancy:
     sent_at: float
     begins_at: float
     ends_at: float
+    keeps_others_back: bool  # until it is back, or dead
 
 
 class FirstStage:
@@ -63,12 +64,13 @@ class FirstStage:
     def send(self, nodes: list[int], now: float, has_text: bool = True) -> None:
         """Record a segment that was sent.
 
-        Before any measurement text takes no time, and guesses alone take all of it until they are back: better ones
-        than those behind them will be known then.
+        Before any measurement it takes no time; but guesses without text keep others back, since better ones will be
+        known once they are judged.
         """
         begins_at = max(now, self.free_at)
-        seconds = self._times.slowest(len(nodes)) or (0.0 if has_text else math.inf)
-        self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, begins_at + seconds))
+        seconds = self._times.slowest(len(nodes))
+        self._in_flight.append(Occupancy(frozenset(nodes), now, begins_at, begins_at + seconds,
+                                         keeps_others_back=not (seconds or has_text)))
 
     def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
         """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds.
@@ -95,7 +97,9 @@ class FirstStage:
 
         for segment in self._in_flight:
             stage_seconds = segment.ends_at - segment.begins_at
-            is_given_up = segment.ends_at > now and segment.nodes <= dead_nodes
+            is_dead = segment.nodes <= dead_nodes
+            is_given_up = is_dead and segment.ends_at > now
+            segment.keeps_others_back &= not is_dead
 
             segment.begins_at = max(segment.sent_at, free_at)
             segment.ends_at = max(segment.begins_at, now) if is_given_up else segment.begins_at + stage_seconds
@@ -124,12 +128,12 @@ class FirstStage:
 
     @property
     def ready_at(self) -> float:
-        """Time from which on a new segment would hardly wait."""
+        """Time from which on a new segment would hardly wait; infinite if only an answer can tell."""
         if not self._in_flight:
             return 0.0
-        newest = self._in_flight[-1]
-        if newest.ends_at == math.inf:
+        if any(segment.keeps_others_back for segment in self._in_flight):
             return math.inf
+        newest = self._in_flight[-1]
         return newest.ends_at - EARLY_SHARE * (newest.ends_at - newest.begins_at)
 
 
