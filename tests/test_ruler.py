@@ -42,7 +42,7 @@ SOURCE_ROOMS = {
         (5_444, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
-        (363, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
+        (396, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns")]),
     "tp": Room(5_856),
@@ -50,7 +50,7 @@ SOURCE_ROOMS = {
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time")]),
     "launch": Room(40_277, [
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
-        (1_634, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
+        (1_671, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
                 "recommends; a transfer to boards is seen")]),
     "eval": Room(37_625, [
         (3_085, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
@@ -76,20 +76,20 @@ OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges"),
-        (10_992, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+        (11_168, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
     "C": Room(13_364, [
         (70, "threads, locks and memory of the kernels are counted, so that none is lost")]),
     "shell": Room(6_735, [
-        (256, "commands of the original READMEs run as printed, and rank 0's line needs no ssh")]),
+        (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh")]),
     "page": Room(24_957, [  # of the server's chat and of the timeline, without the libraries in serve/vendor
         (52, "the page shows the thoughts of a model apart from its answer"),
         (438, "each tab of the page has a conversation of its own, and none is lost")]),
     "docs": Room(40_350, [  # words, not tokens
         (1_480, "a reader finds the fields, call formats and limits of each family and of the server"),
-        (3_854, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
+        (3_865, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
