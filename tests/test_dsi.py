@@ -43,7 +43,7 @@ def test_too_few_replicas_are_reported_with_the_number_that_would_do(tmp_path, c
     assert here(*words, "lookahead=1", "replicas=2") == 0
     printed = capsys.readouterr().err
     assert "up to 24 verifications" in printed and "give lookahead=12, or replicas for 24" in printed
-    assert here(*words, "lookahead=11", "replicas=2") == 0
+    assert here(*words, "lookahead=12", "replicas=2") == 0
     assert capsys.readouterr().err == ""
     assert here(*words, "replicas=2") == 0
     assert capsys.readouterr().err == ""
