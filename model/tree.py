@@ -193,8 +193,10 @@ class TokenTree:
         `guesses` are sorted, best first. The nodes of added guesses are returned, in this order. A guess that the tree
         already has does not count again.
         """
-        new_scores = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
-        score_floor = max(self.trim(max_guesses, islice(new_scores, max_guesses + 1)), min_score)
+        score_floor = min_score
+        if len(self.live) + len(guesses) > max_guesses:
+            new_scores = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
+            score_floor = max(self.trim(max_guesses, islice(new_scores, max_guesses + 1)), min_score)
         good_guesses = takewhile(lambda guess: guess[2] >= score_floor, guesses)
         return [self.add(*guess, source) for guess in good_guesses]
 

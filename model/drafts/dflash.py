@@ -62,6 +62,7 @@ class BlockDraft(TreeDraft):
     source = "dflash"
     by_level, guesses_ahead, inner = False, True, True
     marginal = True  # whether the guesses after a row are the same after all guesses of the row
+    read_nodes = ()  # it reads tips alone
 
     def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
         self.network, self.lm_head = head, head.logits or lm_head

@@ -10,7 +10,8 @@ import heapq
 import math
 from bisect import bisect
 from dataclasses import dataclass
-from typing import Iterator, Mapping, Sequence, Tuple
+from operator import itemgetter
+from typing import Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
@@ -40,7 +41,7 @@ PRIOR_TOKENS = 16  # settled tokens for which the initial weights count, permane
 PRIOR_PRECISION = 4.0  # of the prior by which probabilities are already calibrated
 MAX_STEP = 0.25  # by which one guess changes a slope or a shift, since the curvature is only locally valid
 MIN_SLOPE = 0.1  # so that the order of guesses is kept
-MIN_PROBABILITY = 1e-6  # probabilities nearer to 0 or 1 are moved to this distance
+MIN_PROBABILITY, MAX_PROBABILITY = 1e-6, 1 - 1e-6  # others are moved to these
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Prediction:
     depth: int  # the number of guesses to the node from the tip at which it was predicted
     match: Match  # of the suffix automaton, up to this node
     by_source: dict[str, Guesses]
-    children: Guesses  # mixed from all sources, the likeliest first
+    children: Guesses  # mixed from all sources, the likeliest first: tokens and log-probabilities
     copies: Guesses  # of the suffix automaton, with probabilities by the length of the match and past hits
 
 
@@ -115,7 +116,7 @@ class Mixture(Draft):
         if growth.nodes < 1 or tree.room < 1 or self._num_levels > growth.depth:
             return False
         if has_moved:  # there is room again for guesses that were not among the best before
-            self._offer(tree, list(self._predictions), growth)
+            self._offer(tree, list(self._predictions), growth, only_better=True)
 
         # copies, which take no time
         horizon = tree.horizon
@@ -189,13 +190,24 @@ class Mixture(Draft):
 
     def _choose(self, tree: TokenTree, growth: Growth, networks: Sequence[Network]) -> list[int]:
         """Return the likeliest nodes that these networks or the suffix want to read: the tip, and guesses below it."""
-        left_below = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
-        min_score = tree.nodes[tree.tip].score + growth.least_score
-        scores = {node: tree.nodes[node].score for node in tree.live if left_below.get(node, 1) > 0}
+        unread_nodes = set().union(*(tree.live.difference(network.read_nodes) for network in networks))
+        if not networks:
+            unread_nodes = tree.live.difference(self._predictions)
+        if growth.outcome_levels:
+            left_below = levels_left(tree, growth.outcome_levels)
+            unread_nodes = {node for node in unread_nodes if left_below.get(node, 1) > 0}
 
-        candidates = (node for node in scores if scores[node] >= min_score and self._is_wanted(tree, node, networks))
-        best_nodes = heapq.nsmallest(growth.width, candidates, key=lambda node: (-scores[node], node))
-        return [tree.tip, *best_nodes] if self._is_wanted(tree, tree.tip, networks) else best_nodes
+        nodes, min_score = tree.nodes, tree.nodes[tree.tip].score + growth.least_score
+        best_first = [(-score, node) for node in unread_nodes if (score := nodes[node].score) >= min_score]
+        heapq.heapify(best_first)
+
+        chosen_nodes = [tree.tip] if self._is_wanted(tree, tree.tip, networks) else []
+        num_chosen = len(chosen_nodes) + growth.width
+        while best_first and len(chosen_nodes) < num_chosen:
+            _, node = heapq.heappop(best_first)
+            if self._is_wanted(tree, node, networks):
+                chosen_nodes.append(node)
+        return chosen_nodes
 
     def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """Return the expected number of additional correct guesses if these nodes are read."""
@@ -243,7 +255,8 @@ class Mixture(Draft):
             other_probability = 1 - sum(probability for _, probability in mixed)
 
         position = tree.nodes[node].pos + 1
-        prediction.children = self._with_noise(mixed, other_probability, position)[:width]
+        children = self._with_noise(mixed, other_probability, position)[:width]
+        prediction.children = [(token, math.log(probability)) for token, probability in children if probability > 0]
         self._predictions[node] = prediction
         return True
 
@@ -295,17 +308,19 @@ class Mixture(Draft):
 
     # --- into the tree ------------------------------------------------------------------------------------------------
 
-    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
-        """Add the children of these nodes that are among the best guesses."""
+    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, only_better: bool = False) -> None:
+        """Add the children of these nodes that are among the best guesses; `only_better` than those of the tree."""
         min_score = tree.nodes[tree.tip].score + growth.least_score
         parents = [node for node in nodes if node in tree.nodes]
-        guesses = [guess for parent in parents for guess in self._children(tree, parent, min_score)]
-        guesses.sort(key=lambda guess: -guess[2])
+        guesses = [guess for parent in parents for guess in self._children(tree, parent, min_score, only_better)]
+        guesses.sort(key=itemgetter(2), reverse=True)
 
         new_nodes = tree.offer(guesses, growth.nodes, min_score)
         for node, (parent, token, score) in zip(new_nodes, guesses):
             by_source = self._predictions[parent].by_source
-            sources = [source for source, pairs in by_source.items() if any(guess == token for guess, _ in pairs)]
+            sources: Iterable[str] = by_source
+            if len(by_source) > 1:
+                sources = [source for source, pairs in by_source.items() if any(guess == token for guess, _ in pairs)]
             tree.nodes[node].proposals = dict.fromkeys(sources, score)
 
     def _offer_unrequested(self, tree: TokenTree, growth: Growth) -> None:
@@ -364,13 +379,14 @@ class Mixture(Draft):
             has_guess_after -= path_probability
         return has_guess_after / (num_copies + 1)
 
-    def _children(self, tree: TokenTree, node: int, min_score: float) -> Iterator[Guess]:
-        """Yield the guesses after a node whose paths have at least this score."""
-        node_score = tree.nodes[node].score
-        for token, probability in self._predictions[node].children:
-            if probability > 0:
-                score = node_score + math.log(probability)
-                if score >= min_score:
+    def _children(self, tree: TokenTree, node: int, min_score: float, only_better: bool) -> Iterator[Guess]:
+        """Yield the guesses after a node whose paths have at least this score, and a better one than in the tree."""
+        tree_node = tree.nodes[node]
+        for token, logprob in self._predictions[node].children:
+            score = tree_node.score + logprob
+            if score >= min_score:
+                child = tree_node.children.get(token) if only_better else None
+                if child is None or tree.nodes[child].score < score:
                     yield node, token, score
 
 
@@ -431,6 +447,7 @@ class Blend:
         self._responsibilities: dict[Bucket, dict[str, float]] = {}  # sums by source
         self._calibrations: dict[tuple[Bucket, int], PlattScaling] = {}  # by bucket and range of depth
         self._copy_calibrations: dict[int, PlattScaling] = {}  # by class of the match's length
+        self._weights: dict[Bucket, dict[str, float]] = {}  # since the last change of the bucket's responsibilities
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
         """Return the weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
@@ -446,14 +463,15 @@ class Blend:
 
     def mix(self, guesses: SourceGuesses, length: int, depth: int = 0) -> list[tuple[int, float]]:
         """Return the mixed tokens, likeliest first; `length` is that of a suffix's match, `depth` that of the path."""
-        mixed = self._mixed(guesses, length)
-        calibration = self._calibrations.get((_bucket(guesses, length), bisect(DEPTHS, depth)))
+        bucket = _bucket(guesses, length)
+        mixed = self._mixed(guesses, bucket)
+        calibration = self._calibrations.get((bucket, bisect(DEPTHS, depth)))
         if calibration:
-            mixed = {token: calibration.of(claimed) for token, claimed in mixed.items()}
+            mixed = dict(zip(mixed, map(calibration.of, mixed.values())))
 
         total = max(1.0, sum(mixed.values()))
-        shares = ((token, probability / total) for token, probability in mixed.items())
-        return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
+        likeliest_first = sorted([(-probability / total, token) for token, probability in mixed.items()])
+        return [(token, -negative_share) for negative_share, token in likeliest_first]
 
     def learn(self, guesses: SourceGuesses, length: int, token: int, depth: int = 0) -> None:
         """Learn from the settled token after these guesses; a token that no source guessed changes no weight."""
@@ -461,7 +479,7 @@ class Blend:
         sources, _ = bucket
 
         # calibration
-        mixed = self._mixed(guesses, length)
+        mixed = self._mixed(guesses, bucket)
         calibration = self._calibrations.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
         calibration.learn(list(mixed.items()), token)
 
@@ -473,6 +491,7 @@ class Blend:
             sums = self._responsibilities.setdefault(bucket, dict.fromkeys(shares, 0.0))
             for source, share in shares.items():
                 sums[source] = DECAY * sums[source] + share / total
+            self._weights.pop(bucket, None)
 
     def copies(self, guesses: Guesses, length: int) -> Guesses:
         """Return a suffix's guesses with the probabilities of text that is copied, or only seems to be.
@@ -489,11 +508,14 @@ class Blend:
         calibration = self._copy_calibrations.setdefault(_length_class(length), PlattScaling())
         calibration.learn(_claimed_copies(guesses, length), token)
 
-    def _mixed(self, guesses: SourceGuesses, length: int) -> dict[int, float]:
+    def _mixed(self, guesses: SourceGuesses, bucket: Bucket) -> dict[int, float]:
         """Return the weighted sum of the sources' probabilities, by token."""
-        sources, _ = _bucket(guesses, length)
+        if bucket not in self._weights:
+            sources, length_class = bucket
+            self._weights[bucket] = self.weights(sources, length_class + 1)
+
         mixed: dict[int, float] = {}
-        for source, weight in self.weights(sources, length).items():
+        for source, weight in self._weights[bucket].items():
             for token, probability in guesses[source]:
                 mixed[token] = mixed.get(token, 0.0) + weight * probability
         return mixed
@@ -515,7 +537,12 @@ class PlattScaling:
 
     def of(self, claimed: float) -> float:
         """Return the calibrated probability for a claimed one; 0 stays 0."""
-        return _sigmoid(self._slope * _log_odds(claimed) + self._shift) if claimed > 0 else 0.0
+        if claimed <= 0:
+            return 0.0
+        odds = self._slope * _log_odds(claimed) + self._shift
+        if not -MAX_LOG_ODDS <= odds <= MAX_LOG_ODDS:
+            odds = math.copysign(MAX_LOG_ODDS, odds)
+        return 1 / (1 + math.exp(-odds))
 
     def learn(self, guesses: Guesses, token: int) -> None:
         """Learn that `token` was the correct one, whether among these guesses or not."""
@@ -586,12 +613,9 @@ def _bucket(guesses: SourceGuesses, length: int) -> Bucket:
 
 
 def _log_odds(probability: float) -> float:
-    p = min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY)
-    return math.log(p / (1 - p))
+    if not MIN_PROBABILITY <= probability <= MAX_PROBABILITY:
+        probability = MIN_PROBABILITY if probability < MIN_PROBABILITY else MAX_PROBABILITY
+    return math.log(probability / (1 - probability))
 
 
 MAX_LOG_ODDS = _log_odds(1.0)
-
-
-def _sigmoid(odds: float) -> float:
-    return 1 / (1 + math.exp(-min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate, takewhile
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Network(Draft):
     by_level = False  # whether it can also grow a tree level by level
     guesses_ahead = False  # whether it may also guess after nodes that it was not requested to read (`unrequested`)
     ignores_noise = False  # whether it guesses without the noise with which the target's tokens are chosen
+    read_nodes: Collection[int] = ()  # some of the nodes that it does not want
 
     @property
     def networks(self) -> Sequence[Network]:
@@ -168,6 +169,10 @@ class TreeDraft(Network):
 
     def restart(self) -> None:
         self._outputs: dict[int, Tensor] = {}  # the network's output [D] for each node that was read
+
+    @property
+    def read_nodes(self) -> Collection[int]:  # type: ignore[override]
+        return self._outputs
 
     def wants(self, tree: TokenTree, node: int) -> bool:
         return node not in self._outputs and (node == tree.tip or tree.nodes[node].parent in self._outputs)
