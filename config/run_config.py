@@ -199,7 +199,7 @@ class RunConfig(BoardKeys):
     wait: float = local_key(300.0, "seconds to wait until the ranks of several hosts have started, in any order",
         forms.WAITING_SECONDS)
 
-    profile: str = shared_key("none", f"none (no emulation), {', '.join(PROFILES)} or FILE.json",
+    profile: str = shared_key("none", f"none, {', '.join(PROFILES)}, or FILE.json",
         Choices(("none", *PROFILES), is_file), names_file=is_file,
         heading="An emulated cluster: real processes, messages and tokens, in the time that other devices would need")
     wires: str = shared_key("", "Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's",

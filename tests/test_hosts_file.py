@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from cluster.board import BOARD_VARIABLE, Board, Line, find_board, main, read_hosts, stages_for
+from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.ranks import command_elsewhere
 from tests.checkpoints import refused
@@ -48,7 +49,7 @@ def test_spares_stand_behind_the_ranks_and_are_found_by_their_lines(tmp_path, ca
                                                            (), (), range(1, 3), [2, 1]]
     assert not found({"NODE_RANK": "2"}, text, tmp_path).is_spare
     assert main([str(tmp_path / "hosts")]) == 0
-    assert capsys.readouterr().out == ("0 0 b0 flowspec\n1 1 b1 flowspec\n2 2 b2 /f\n3 1,2 127.0.0.1 flowspec\n"
+    assert capsys.readouterr().out == (f"0 0 b0 flowspec\n1 1 b1 flowspec\n2 2 b2 /f\n3 1,2 . {ROOT}\n"
                                        "4 2,1 me@b3 flowspec\n")
 
 

@@ -39,7 +39,7 @@ SOURCE_ROOMS = {
               "is named"),
         (738, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses")]),
     "model": Room(61_414, [
-        (5_444, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
+        (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (396, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
@@ -76,7 +76,7 @@ OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges"),
-        (11_168, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+        (11_174, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
