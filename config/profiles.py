@@ -26,7 +26,7 @@ MAX_LOSS = 0.9  # share of messages: above it a message may take for ever
 MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
 LevelTime = Tuple[str, float]  # a source of guesses, milliseconds
 LinkTimes = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
-OWN_TIMES = (0.6, 0.03, 0.13)  # `own_times` of one core of an AMD EPYC (Zen 4), by `python3 -m scripts.bench overhead`
+OWN_TIMES = (0.6, 0.01, 0.11)  # `own_times` of one core of an AMD EPYC (Zen 4), by `python3 -m scripts.bench overhead`
 TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter", "repeat")
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.profiles import FIELD_KINDS, Profile, read
+from config.profiles import FIELD_KINDS, PROFILES, Profile, read
 from tests.checkpoints import refused
 from tests.json_files import json_values
 
@@ -61,3 +61,10 @@ def test_what_no_cluster_has_is_refused_with_what_is_allowed(path, content, sent
     read.cache_clear()
     with refused(sentence):
         read(str(path))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_cluster_may_be_like_any_profile_and_has_its_times(path, name):
+    path.write_text(json.dumps({"like": name}))
+    read.cache_clear()
+    assert read(str(path)) == PROFILES[name]
