@@ -148,7 +148,11 @@ def enter(*package_names: str) -> None:
 
 
 def enter_if_possible(*package_names: str) -> str:
-    """Like `enter`, but return the first package that is missing, if there is no environment or it lacks it too."""
+    """Continue in the environment of the project if this Python lacks a package; return the first that it lacks.
+
+    The program continues where it is, if there is no such environment or that lacks the package too. An empty text is
+    returned if none is missing.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
     missing_name = next((name for name in package_names if find_spec(name) is None), "")
 

@@ -22,11 +22,12 @@ OTHER_REMEDY = "name another profile="
 EXAMPLE_FILE = '{"like": "jetson-7b", "factors": [1, 2]}'
 MAX_MILLISECONDS = 1e7  # nearly three hours; doubles do not resolve short times added to much longer ones
 MAX_BOARDS = 1024
-MAX_LOSS = 0.9  # share of messages: above it a message may take for ever
+MAX_LOSS = 0.9  # share of messages; with more of them lost, one may hardly arrive
 MAX_FACTOR = 1e4  # of a board; its inverse is the smallest
 LevelTime = Tuple[str, float]  # a source of guesses, milliseconds
 LinkTimes = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 OWN_TIMES = (0.6, 0.01, 0.11)  # `own_times` of one core of an AMD EPYC (Zen 4), by `python3 -m scripts.bench overhead`
+# the fields that slow motion scales
 TIME_FIELDS = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter", "repeat")
 
 
@@ -69,7 +70,7 @@ class Profile:
         times = {name: getattr(self, name) * factor for name in TIME_FIELDS}
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
-        own_times = _times(factor, self.own_times)
+        own_times = _scaled(factor, self.own_times)
         return replace(self, mbps=self.mbps / factor, links=links, levels=levels, own_times=own_times, **times)
 
     def own_seconds(self, num_messages: int = 0, num_rows: int = 0, num_guesses: int = 0) -> float:
@@ -123,7 +124,7 @@ class Profile:
         return num_bytes * 8 / (self.mbps * 1e6)
 
 
-def _times(factor: float, times: Sequence[float]) -> tuple[float, ...]:
+def _scaled(factor: float, times: Sequence[float]) -> tuple[float, ...]:
     return tuple(factor * time for time in times)
 
 
@@ -145,7 +146,7 @@ def touched(experts: int, chosen: int, rows: int) -> float:
 # for Megatron.
 _JETSON_7B = Profile("five Jetson boards, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=240, row=2,
                      free=16, token=0.008, level=12, verdict=4, latency=1.5, mbps=1000, step=2.9, weights=12.9,
-                     own_times=_times(3, OWN_TIMES))
+                     own_times=_scaled(3, OWN_TIMES))
 
 PROFILES = {
     "jetson-7b": _JETSON_7B,

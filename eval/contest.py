@@ -11,7 +11,7 @@ import random
 from operator import truediv
 from typing import Any, Iterator, Mapping, Sequence
 
-from config.presets import BEST_DRAFT
+from config.drafts import BEST_DRAFT
 from config.profiles import PROFILES, Profile
 from eval import metrics
 from eval.keys import SETS, Contender
@@ -23,7 +23,8 @@ KEYS = {"methods": METHODS, "sets": SETS, "temperatures": "0,1", "max_new_tokens
 OTHER_DRAFTS = "eagle,suffix,model:toy/draft_a+suffix"
 NUM_QUESTIONS = 5  # of each set; more requests at once have as many questions
 REQUESTS_AT_ONCE = (1, 4, 8)
-STAGES = {"wifi": 3, "wan": 5, "two-pcs": 2}  # of clusters that do not have four
+USUAL_STAGES = 4
+STAGES = {"wifi": 3}  # of clusters that do not list their boards, and have fewer
 NUM_RANDOM = 20  # clusters
 JUDGED = ("streaming", "continuous")
 COLUMNS = ("point", "draft", "temperature", "sets", "best_other", *(f"{method}_{figure}" for method in JUDGED
@@ -49,7 +50,8 @@ def points(num_stages: Mapping[str, int]) -> dict[str, dict[str, str]]:
 
 def named_points() -> dict[str, dict[str, str]]:
     """Return the keys of each point of the clusters that have names."""
-    return points({cluster: STAGES.get(cluster, 4) for cluster in PROFILES})
+    return points({cluster: len(profile.factors) or STAGES.get(cluster, USUAL_STAGES)
+                   for cluster, profile in PROFILES.items()})
 
 
 # --- clusters drawn at random -----------------------------------------------------------------------------------------
@@ -74,8 +76,11 @@ def _draw_one(generator: random.Random) -> Profile:
 
     # wires, from those in one machine to those between cities; each differs from their mean by at most a factor of 2
     latency_ms, mbps = between(0.05, 75), between(50, 10_000)
-    ends = range(num_stages + 1)
-    links = [(rank, (rank + 1) % len(ends), latency_ms * between(0.5, 2), mbps * between(0.5, 2)) for rank in ends]
+    ranks = range(num_stages + 1)
+    links = []
+    for rank in ranks:
+        next_rank = (rank + 1) % len(ranks)
+        links.append((rank, next_rank, latency_ms * between(0.5, 2), mbps * between(0.5, 2)))
 
     return Profile(
         f"{num_stages} boards and wires drawn at random", layers=32, row_bytes=8192, model=model_ms,
@@ -103,6 +108,7 @@ def _judge_point(point: str, results: ResultsFolder) -> Iterator[dict[str, Any]]
         if not sets:
             continue
 
+        # the ratios of each judged method
         speeds = {rival.method: [_speed(results, rival, name, temperature) for name in sets] for rival in rivals}
         judged = [method for method in JUDGED if method in speeds]
         ratios = {}
@@ -112,6 +118,7 @@ def _judge_point(point: str, results: ResultsFolder) -> Iterator[dict[str, Any]]
             ratios[f"{method}_mean"] = sum(speeds[method]) / max(map(sum, other_speeds))
             ratios[f"{method}_worst"] = min(map(truediv, speeds[method], best_speeds))
 
+        # the row
         others = [name for name in speeds if name != judged[0]]
         answers = [answer for rival in rivals for answer in _answers(results, rival, sets, temperature)]
         plain_answers = _answers(results, Contender("ar", "none"), sets, temperature)

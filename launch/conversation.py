@@ -197,8 +197,10 @@ def _read_line() -> str | None:
         text = input("> ")
         if not text.startswith(QUOTES):
             return text
+
         while not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES)):
             text += "\n" + input(". ")
+
         return text[len(QUOTES):-len(QUOTES)]
     except KeyboardInterrupt:
         print()

@@ -91,7 +91,8 @@ class RowAllocator:
             num_tips = sum(bool(bidder.tree.unsent_text) for bidder in bidders)
             probabilities = sorted((probability for _, probability in best_bids), reverse=True)
             paying = probabilities[:self._num_paying(probabilities, num_text_rows, num_tips)]
-            best_bids = [bid for bid in best_bids if paying and bid[1] >= paying[-1]]
+            least_paying = min(paying, default=math.inf)
+            best_bids = [(worth, probability) for worth, probability in best_bids if probability >= least_paying]
 
         self._is_divided, self._guess_rows_left = True, len(best_bids)
         least_worth = min((worth for worth, _ in best_bids), default=math.inf)

@@ -1,7 +1,7 @@
 """When the first stage is free, and how long stages and wires take, by the rows of a segment.
 
 Segments leave as fast as the slowest stage takes them, by the visits of returned messages, and as wires carry their
-rows. The way is no such time: on long wires as many segments are in flight as leave during a round trip.
+rows. The latency of wires does not count: on long ones as many segments are in flight as leave during a round trip.
 
 "By trial" is said of values that no recorded measurement supports: others near them may do as well.
 """
