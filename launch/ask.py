@@ -22,7 +22,6 @@ from launch.pipeline import Generation, Pipeline
 from launch.progress import ProgressBar
 from launch.run import Command
 from launch.screen import devices_of, introduction, pieces_of, screen_for, summary
-from model.text import is_in_loop
 from pipeline.answers import Answer, by_position
 from pipeline.concurrent import Coroutine, concurrent
 
@@ -43,7 +42,7 @@ FinishedAnswer = Tuple[AnswerKey, Answer, Dict[str, Any]]  # with its entry in `
 def warn_of_end(pipeline: Pipeline, generation: Generation) -> None:
     """Print a warning, with the remedy, if a full context or a loop ended an answer."""
     answer = generation.answer
-    if pipeline.config.stop_loops and is_in_loop(generation.text):
+    if pipeline.is_stopped_loop(generation):
         say("the answer is stopped, since it repeats itself (stop_loops=true)", "\n")
     if answer.finish_reason == "context":
         max_length, typed_max_length = pipeline.decoder.max_length, pipeline.config.max_length

@@ -24,7 +24,6 @@ from config.run_config import QUESTION_KEYS
 from config.schema.untrusted import one_line
 from launch.pipeline import Pipeline
 from launch.screen import introduction, pieces_of, screen_for, summary
-from model.text import is_in_loop
 
 STANDARD_INPUT = "-"  # value of the key `prompt`
 MAX_PROMPT_BYTES = 100_000  # Linux allows a word of a command 131,072
@@ -131,8 +130,11 @@ class Conversation:
                     break
 
         self.texts = [*asked_texts, generation.text]
-        repeats_itself = self.pipeline.config.stop_loops and is_in_loop(generation.text)
-        end = ", stopped" if pressed else ", stopped, since it repeats itself" if repeats_itself else ""
+        end = ""
+        if pressed:
+            end = ", stopped"
+        elif self.pipeline.is_stopped_loop(generation):
+            end = ", stopped, since it repeats itself"
         print(f"\n  {summary(self.pipeline, generation)}{end}\n", flush=True)
 
     def set_option(self, word: str) -> None:

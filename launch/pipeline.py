@@ -40,7 +40,7 @@ from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
-from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, as_messages, check_messages
+from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, as_messages, check_messages, is_in_loop
 from model.tree import TokenTree
 from pipeline.answers import Answer, Request
 from pipeline.decode import Decoder, TokenStream
@@ -345,6 +345,10 @@ class Pipeline:
         answer, token_stream = start_request(request)
         answer_reader = AnswerReader(self.text, stops, shows_marks) if self.text else None
         return Generation(answer, token_stream, answer_reader, self.rank.trace)
+
+    def is_stopped_loop(self, generation: Generation) -> bool:
+        """Return whether an answer ended, as `stop_loops` asks, because it repeats itself."""
+        return self.config.stop_loops and is_in_loop(generation.text)
 
     def answer_config(self, options: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of an answer with these options; raises ValueError for impossible ones."""

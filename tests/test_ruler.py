@@ -50,7 +50,7 @@ SOURCE_ROOMS = {
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time")]),
     "launch": Room(40_277, [
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
-        (1_671, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
+        (1_675, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
                 "recommends; a transfer to boards is seen")]),
     "eval": Room(37_625, [
         (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
