@@ -47,7 +47,7 @@ Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it
 EDITED_KEYS = ("model", "model_dir", "base_dir", "eagle_dir", "ssm", "stages", "prompt", "question_file", "ablate")
 HEAD_REASON = "this draft head fits the model"
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p")  # keys that a model's files may recommend
-RECOMMENDED_REASON = "the model's authors recommend it (temperature=0: always the likeliest token)"
+RECOMMENDED_REASON = "the authors of {} recommend it (temperature=0: always the likeliest token)"
 HEADLESS_REASON = "the model has no draft head (docs/training.md)"
 
 
@@ -125,7 +125,8 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     answers_people = isinstance(keys, ServeConfig) or keys is config and "prompt" in raw
     if answers_people and "temperature" not in raw and not _has_several_devices(config):
         recommended = recommended_sampling(folder, "" if raw.keys() & set(MODEL_FOLDERS) else preset_of(words))
-        defaults.update({name: (value, RECOMMENDED_REASON) for name, value in recommended.items() if name not in raw})
+        reason = RECOMMENDED_REASON.format(Path(config.base_dir or config.model_dir).name)
+        defaults.update({name: (value, reason) for name, value in recommended.items() if name not in raw})
 
     # method and draft
     defaults.update(best_here(raw, keys, preset_of(words)))

@@ -102,14 +102,27 @@ uv_install() {
         ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} "$@" 2>/dev/null
 }
 
+# Shows of pip's output the large downloads, and that they are unpacked, which take a minute together.
+show_downloads() {
+    local line file
+    while IFS= read -r line; do
+        case "$line" in
+            *"Downloading "*" MB)" | *"Using cached "*" MB)")
+                file="${line##*Downloading }" file="${file##*Using cached }" file="${file##*/}"
+                echo "flowspec:   ${file%%-*} (${line##* (}" >&3 ;;
+            "Installing collected packages: "*) echo "flowspec:   unpacking them ..." >&3 ;;
+        esac
+    done
+}
+
 # pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
 # isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools. Python
 # compiles a module when it first needs it; all of them are compiled here only if $PYTHONDONTWRITEBYTECODE forbids that,
 # since else each start would compile its modules again. There is one try, unless $PIP_RETRIES asks for more: without a
 # network the reason comes at once.
 pip_install() {
-    PIP_USE_PEP517=1 PIP_RETRIES="${PIP_RETRIES:-0}" "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile \
-        ${PYTHONDONTWRITEBYTECODE:+--compile} "$@" 2>&1 >/dev/null | read_pip
+    PIP_USE_PEP517=1 PIP_RETRIES="${PIP_RETRIES:-0}" "$PY" -I -m pip --disable-pip-version-check --no-color install \
+        --progress-bar off --no-compile ${PYTHONDONTWRITEBYTECODE:+--compile} "$@" 2>&1 > >(show_downloads) | read_pip
     return "${PIPESTATUS[0]}"
 }
 
@@ -184,6 +197,7 @@ wait_for_others() {
 }
 
 fill_env() (
+    exec 3>&2  # for progress, also where messages are discarded
     local list place="$ROOT/.venv"
     [ -e "$place" ] || place="$ROOT"
     [ -w "$place" ] || fail "$ROOT/.venv is not ready, or you may not read it, and you may not write to $place: let its" \
@@ -208,6 +222,7 @@ make_env() {
 # list of packages, and this version of PyPI's torch. $PY is local, so pip_install installs for that Python.
 make_other_env() {
     local python sum reason list="$3" torch="${4:-}" PY="$1/bin/python"
+    exec 3>&2
     sum="$torch $(cksum <"$ROOT/$list")"
     if [ "$sum" = "$(cat "$1/.installed" 2>/dev/null)" ]; then return; fi
     python="$("$2")" || exit 2

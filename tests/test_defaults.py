@@ -192,7 +192,7 @@ def test_the_sampling_of_a_preset_is_that_of_its_own_model_and_the_start_names_i
     for words in (["smollm2"], ["smollm2", f"base_dir={tmp_path}"], ["toy"]):
         resolve([*words, "template=none", "draft=suffix", "kernel=torch", "prompt=Hello"]).report()
     printed, = capsys.readouterr().err.splitlines()
-    assert printed == f"flowspec: temperature=0.2 top_p=0.9, since {RECOMMENDED_REASON}"
+    assert printed == f"flowspec: temperature=0.2 top_p=0.9, since {RECOMMENDED_REASON.format('smollm2-135m')}"
 
 
 @pytest.mark.parametrize("name, value", [

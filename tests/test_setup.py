@@ -34,6 +34,7 @@ case "$*" in
         echo "$PIP_USE_PEP517 ${@: -1}" >>"$TOP/asked"
         echo "$PIP_RETRIES" >>"$TOP/retries"
         [[ "$*" != *" --compile "* ]] || touch "$TOP/compiled"
+        if [ -e "$TOP/shows" ]; then cat "$TOP/shows"; fi
         if [ -e "$TOP/wait" ]; then until [ -e "$TOP/go" ]; do sleep 0.02; done; fi
         if [ -e "$TOP/no_torch" ] && [[ "$*" = *+cpu ]]; then echo "ERROR: there is none" >&2 && exit 1; fi
         if [ -e "$TOP/says" ]; then cat "$TOP/says" >&2 && exit 1; fi ;;
@@ -215,6 +216,26 @@ def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clo
     assert clone.start() == (2, f"flowspec: pip could not install requirements.txt: {got}")
     (clone.top / "says").unlink()
     assert clone.start()[0] == 0 and len(clone.asked) == 2
+
+
+DOWNLOADS = """Looking in indexes: https://index/simple
+Collecting torch==2.13.0 (from -r requirements.txt (line 3))
+  Downloading https://index/torch-2.13.0-cp311-cp311-linux_x86_64.whl.metadata (29 kB)
+Downloading https://index/torch-2.13.0-cp311-cp311-linux_x86_64.whl (189.3 MB)
+Downloading idna-3.10-py3-none-any.whl (70 kB)
+Using cached numpy-2.2.0-cp311-cp311-manylinux.whl (16.4 MB)
+Installing collected packages: torch, numpy
+Successfully installed torch-2.13.0 numpy-2.2.0
+"""
+
+
+def test_large_downloads_are_shown_while_packages_are_installed(clone):
+    (clone.top / "shows").write_text(DOWNLOADS)
+    _, said, code = end(clone.begin())
+    assert code == 0
+    assert said.splitlines()[-4:] == [
+        "flowspec: installing requirements.txt ...", "flowspec:   torch (189.3 MB)", "flowspec:   numpy (16.4 MB)",
+        "flowspec:   unpacking them ..."]
 
 
 def test_what_venv_complains_of_is_reported(clone):

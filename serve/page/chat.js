@@ -161,6 +161,8 @@ function emptyStart() {
   start.append(element("h2", "", model ? `Ask ${model.id}` : "FlowSpec"));
   if (facts?.method) start.append(element("p", "note", methodOf(facts)));
   const bundled = ["toy", "demo"].includes(model?.id);
+  if (bundled) start.append(element("p", "note", "A toy model, trained for this demonstration: it answers the kinds of "
+    + "questions below."));
   for (const question of model ? (bundled ? QUESTIONS_OF_TOY : QUESTIONS) : [])
     questions.append(button(question.split("\n\ndef ").join(" ").split("(")[0], "", () => ask(question)));
   start.append(questions, ...earlierTalks());
