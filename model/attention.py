@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.memory import Recurrence
 from model.precision import for_sums
 
 MAX_WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
@@ -29,11 +30,15 @@ PLAIN = AttentionForm()
 
 
 class CachedRows(Protocol):
-    """The interface between a slice's attention and the cached rows."""
+    """The interface between the layers of a slice and the cached rows: what each row keeps of a layer, and reads there
+    of its path."""
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Store the keys and values of the rows in one layer, and return the attention `[H, T, E]` of their queries."""
+
+    def recur(self, layer: int, input_TN: Tensor, recurrence: Recurrence) -> Tensor:
+        """Store the rows' inputs of one recurrent layer, and return its outputs `[T, M]`."""
 
 
 def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:

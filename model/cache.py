@@ -1,11 +1,14 @@
 """The tree cache: keys and values of some layers, each slot tagged with its node.
 
+Recurrent layers keep their inputs in slots, too, and states that follow from these (`memory.py`).
+
 It knows nothing about tokens or strategies, and derives positions from what a row sees. Slots [0, settled) hold text,
 which every row sees, or as much of it as its window; they keep their numbers, though memory may move. After them comes
 the tail, in which the matrix `sees` decides which slots a row sees. A dead node is never an ancestor of a live one, so
 pruning late, or never, costs time but cannot change a result.
 
-Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
+Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension, N numbers of an input of a
+recurrent layer, W inputs that one of its steps reads, M numbers of its output.
 """
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from model.attention import PLAIN, AttentionForm, CachedRows, attend
 from model.devices import upload
+from model.memory import Inputs, MemoryForm, Recurrence, States
 from model.precision import for_sums
 from model.slots import HeldSlots, Slots, SlotShape
 
@@ -75,36 +79,49 @@ class SegmentCache(CachedRows, NativeCache, Protocol):
 class TreeCache:
     """The slots of some layers, and the visibility of rows in the tail.
 
-    `windows` are the attention windows of the layers in positions, 0 for none; slots before a window are dropped.
-    Without windows nothing is dropped, and another text may reuse the beginning. With `in_8_bits`, numbers have 8 bits.
+    `windows` are the windows of the layers in positions, 0 for none; slots before a window are dropped. Without windows
+    nothing is dropped, and another text may reuse the beginning. `memories` are the forms of recurrent layers, and None
+    for the others; empty: there are none. With `in_8_bits`, keys and values have 8 bits.
     """
 
-    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device | str,
-                 windows: Sequence[int] = (), in_8_bits: bool = False) -> None:
+    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device | str, windows: Sequence[int] = (),
+                 in_8_bits: bool = False, memories: Sequence[MemoryForm | None] = ()) -> None:
         num_layers, num_kv_heads, self.capacity, head_dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)
         self.windows, self.in_8_bits = tuple(windows) or (0,) * num_layers, in_8_bits
+        self.memories = tuple(memories) or (None,) * num_layers
 
         self.slots: list[Slots] = []
         self._slots_of_layer: dict[int, tuple[Slots, int]] = {}  # and the layer's index there
-        for window in sorted(set(self.windows)):
-            layers = [layer for layer, layer_window in enumerate(self.windows) if layer_window == window]
-            slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, in_8_bits)
+        self.states: dict[int, States] = {}  # of recurrent layers that have some
+        wide = self.like.to(torch.promote_types(torch.float32, dtype))
+        forms = list(zip(self.memories, self.windows))
+        for memory, window in sorted(set(forms), key=lambda form: (form[0] is not None, form[1])):
+            layers = [layer for layer, form in enumerate(forms) if form == (memory, window)]
+            if memory is None:
+                slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, in_8_bits)
+            else:
+                slots = Slots((len(layers), 1, self.capacity, memory.input_width), window, self.like, num_tensors=1)
             self.slots.append(slots)
             self._slots_of_layer.update((layer, (slots, index)) for index, layer in enumerate(layers))
+            if memory and memory.state_shape:
+                self.states.update((layer, States(memory, wide)) for layer in layers)
 
         self._sees = np.zeros((64, 64), dtype=bool)
+        self._num_rows = 0  # of the segment that was admitted last
         self._num_leading = 0  # rows at the front of the tail that are text, and settle at the next step
         self.clear()
 
     def another(self) -> TreeCache:
         """Return an empty cache of the same shape, on the same device and of the same type."""
-        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.in_8_bits)
+        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.in_8_bits, self.memories)
 
     def clear(self) -> None:
         """Forget the request, and free the memory of all slots but the first block."""
         for slots in self.slots:
             slots.clear()
+        for states in self.states.values():
+            states.clear()
 
         # The additive mask. Left of `settled` it stays zero, so a step writes only the columns of the tail.
         self._mask = for_sums(self.like.new_zeros(len(self._sees), 0))
@@ -117,6 +134,8 @@ class TreeCache:
         """Forget all but the first `length` tokens of the text, with which another request begins."""
         self.drop()
         self._check_beginning(length)
+        for states in self.states.values():
+            states.truncate(length)
         self.settled = length
         self._survivors = Survivors()
 
@@ -128,6 +147,8 @@ class TreeCache:
         self.settled = 0
         for mine, theirs in zip(self.slots, source.slots):
             mine.copy(theirs, length)
+        for layer, states in self.states.items():
+            states.copy(source.states[layer], length)
         self._mask.zero_()
         self.settled = length
 
@@ -151,9 +172,10 @@ class TreeCache:
 
     @property
     def bytes(self) -> int:
-        """The memory of keys and values in bytes."""
+        """The memory of slots and states in bytes."""
         tensors = [x for slots in self.slots for x in slots.tensors]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        slot_bytes = sum(x.numel() * x.element_size() for x in tensors)
+        return slot_bytes + sum(states.bytes for states in self.states.values())
 
     @property
     def room(self) -> int:
@@ -205,6 +227,7 @@ class TreeCache:
         # the mask of these rows
         self._num_rows = len(nodes)
         self._masks: dict[tuple[int, int], Tensor] = {}  # shared by all layers with this window and size of head groups
+        self._last_slots_by_number: dict[int, np.ndarray] = {}
         hidden = torch.from_numpy(~self._sees[start:tail_end, :tail_end])
         tail_mask = self._mask[:len(nodes), self.settled:end]
         tail_mask.zero_()
@@ -240,6 +263,61 @@ class TreeCache:
         is_too_far = position_S[-self._num_rows:, None] - position_S >= window
         hidden = upload(torch.from_numpy(is_too_far), mask_TS.device)
         return mask_TS.masked_fill(hidden, float("-inf"))
+
+    def recur(self, layer: int, input_TN: Tensor, recurrence: Recurrence) -> Tensor:
+        """Store the admitted rows' inputs of a recurrent layer; return the outputs `[T, M]` after their paths."""
+        slots, layer_index = self._slots_of_layer[layer]
+        end = self.settled + len(self._tail)
+        slots.write(layer_index, end - self._num_rows, input_TN[None])
+        inputs = Inputs(slots.read(layer_index, end)[0][0], slots.first, recurrence)
+        last_slots_TW = self._last_slots(recurrence.num_taps)
+        if layer not in self.states:
+            return inputs.advance(last_slots_TW, None)
+
+        # text at the front of the tail continues the state of the text
+        states, num_leading = self.states[layer], self._num_leading
+        if states.length < self.settled:
+            inputs.follow(self._path_slots((), states.length + 1 - recurrence.num_taps), states.text)
+            states.length = self.settled
+        outs = [inputs.advance(last_slots_TW[:num_leading], states.text)]
+        states.length += num_leading
+
+        # each guess has a state of its own
+        first_row = len(self._tail) - self._num_rows
+        for row_index in range(num_leading, self._num_rows):
+            state = self._state_before(first_row + row_index, states, inputs)
+            outs.append(inputs.advance(last_slots_TW[row_index:row_index + 1], state))
+            states.keep(self._tail[first_row + row_index], state)
+        return torch.cat(outs)
+
+    def _state_before(self, row: int, states: States, inputs: Inputs) -> Tensor:
+        """Return a copy of the state before a row of the tail, continued from the nearest one that is kept."""
+        ancestor_rows = np.flatnonzero(self._sees[row, :row])
+        nearest_state, length = states.text, states.length
+        for depth in range(len(ancestor_rows), 0, -1):
+            kept_state = states.after(self._tail[ancestor_rows[depth - 1]])
+            if kept_state is not None:
+                nearest_state, length = kept_state, self.settled + depth
+                break
+
+        state = nearest_state.clone()
+        inputs.follow(self._path_slots(ancestor_rows, length + 1 - inputs.recurrence.num_taps), state)
+        return state
+
+    def _last_slots(self, num_taps: int) -> np.ndarray:
+        """Return the slots `[T, W]` of the last nodes on the path of each admitted row."""
+        if num_taps not in self._last_slots_by_number:
+            rows = range(len(self._tail) - self._num_rows, len(self._tail))
+            paths = [np.flatnonzero(self._sees[row, :row + 1]) for row in rows]
+            last_slots = [self._path_slots(path, self.settled + len(path) - num_taps) for path in paths]
+            self._last_slots_by_number[num_taps] = np.stack(last_slots)
+        return self._last_slots_by_number[num_taps]
+
+    def _path_slots(self, tail_rows: Sequence[int] | np.ndarray, begin: int) -> np.ndarray:
+        """Return the slots of a path of the text and these rows, from the position `begin` on; -1 before the text."""
+        text_slots = np.maximum(np.arange(begin, self.settled), -1)
+        tail_slots = self.settled + np.asarray(tail_rows[max(0, begin - self.settled):], dtype=np.int64)
+        return np.concatenate((text_slots, tail_slots))
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
         """Return `x_T` whole, since all rows belong to one request."""
@@ -286,6 +364,8 @@ class TreeCache:
         if num_settled:
             self._mask[:, self.settled:self.settled + num_settled] = 0
             self.settled += num_settled
+            for states in self.states.values():
+                states.settle(self._tail[num_settled - 1], self.settled)
             end = len(self._tail)
             rest = self._sees[num_settled:end, num_settled:end].copy()
             self._sees[:len(rest), :len(rest)] = rest
@@ -294,6 +374,8 @@ class TreeCache:
     def _set_tail(self, tail: list[int]) -> None:
         self._tail = tail
         self._index_of_node = {node: index for index, node in enumerate(tail)}
+        for states in self.states.values():
+            states.retain(self._index_of_node)
         self._num_leading = 0
 
     def _grow(self, size: int) -> None:
@@ -307,8 +389,9 @@ class TreeCache:
 
     def _reserve(self, end: int) -> None:
         """Allocate memory for the slots up to `end`, and for their columns of the mask."""
+        text_length = min([self.settled, *(states.length for states in self.states.values())])
         for slots in self.slots:
-            slots.reserve(self.settled, end)
+            slots.reserve(text_length, end)
         if end > self._mask.shape[1]:
             num_columns = min(self.capacity, end + end // 2)
             self._mask = self._mask.new_zeros(len(self._mask), num_columns)
@@ -342,6 +425,10 @@ class JoinedCaches:
         rows_by_request = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
         attended = [cache.attend(layer, *rows, form) for cache, *rows in zip(self._caches, *rows_by_request)]
         return torch.cat(attended, 1)
+
+    def recur(self, layer: int, input_TN: Tensor, recurrence: Recurrence) -> Tensor:
+        inputs_by_request = zip(self._caches, input_TN.split(self._counts))
+        return torch.cat([cache.recur(layer, rows_TN, recurrence) for cache, rows_TN in inputs_by_request])
 
 
 def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> SegmentCache:

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unturned, windows
+from config.schema.families import CONVOLUTION, FAMILIES, ROTARY, YARN, Family, accepted, recurrent, unturned, windows
 from model.attention import AttentionForm, CachedRows
 from model.cache import TreeCache
+from model.memory import MemoryForm
 from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
@@ -70,7 +71,9 @@ class LlamaConfig:
     tied: bool = False  # the LM head is the embedding
     rope: str = "default"  # the kind of rotary positions
     rotated_share: float = 1.0  # of a head's dimensions
-    windows: tuple[int, ...] = ()  # the attention window of each layer in positions, 0 for none; empty: none at all
+    recurrent: tuple[str, ...] = ()  # the kind of each layer that is recurrent, "" for attention; empty: none is
+    num_taps: int = 0  # inputs that a convolution reads
+    windows: tuple[int, ...] = ()  # positions that each layer reads, 0 for all; empty: all layers read all
     skips_rope: tuple[bool, ...] = ()  # whether each layer has no rotary positions; empty: all have them
     local_theta: float = 0.0  # of layers with a window, without scaling, if it differs
     scales: Scales = Scales()
@@ -97,6 +100,10 @@ class LlamaConfig:
             trained_context = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained_context, min(context, int(trained_context))
 
+        # layers that read few positions
+        kinds, num_taps = recurrent(fields), fields.get("conv_L_cache") or 0
+        layer_windows = tuple(num_taps if kind else 0 for kind in kinds) or windows(fields, family)
+
         # biases
         qkv_bias = bool(fields["attention_bias"]) if "attention_bias" in family.reads else family.qkv_bias
 
@@ -108,7 +115,7 @@ class LlamaConfig:
             eps=fields["rms_norm_eps"], theta=theta)
         with_positions = replace(
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
-            windows=windows(fields, family), skips_rope=unturned(fields),
+            windows=layer_windows, recurrent=kinds, num_taps=num_taps, skips_rope=unturned(fields),
             local_theta=fields.get("rope_local_base_freq") or 0.0)
         return replace(
             with_positions, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
@@ -132,17 +139,27 @@ class LlamaConfig:
                      self.rope, self.scaling, self.rotated_share)
 
     def window(self, layer: int) -> int:
-        """Return the attention window of a layer in positions; 0 for none."""
+        """Return the positions that a layer reads, by attention or by a convolution; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def cache(self, layers: int, capacity: int, like: Tensor,
-              windows: Sequence[int] = (), in_8_bits: bool = False) -> TreeCache:
-        """Return an empty cache for `layers` layers, on the device and in the type of `like`, or `in_8_bits`.
+    def kind(self, layer: int) -> str:
+        """Return the kind of recurrent layer that a layer is; empty for attention."""
+        return self.recurrent[layer % len(self.recurrent)] if self.recurrent else ""
+
+    def memory(self, layer: int) -> MemoryForm | None:
+        """Return what a recurrent layer keeps; None for attention."""
+        return MemoryForm(self.hidden) if self.kind(layer) else None
+
+    def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = (),
+              in_8_bits: bool = False, first: int = 0) -> TreeCache:
+        """Return an empty cache for the layers from `first` on, on the device and in the type of `like`, or
+        `in_8_bits`.
 
         It drops slots before `windows`.
         """
         shape = layers, self.kv_heads, capacity, self.head_dim
-        return TreeCache(shape, like.dtype, like.device, windows, in_8_bits)
+        memories = [self.memory(first + layer) for layer in range(layers)]
+        return TreeCache(shape, like.dtype, like.device, windows, in_8_bits, memories)
 
 
 class RMSNorm(nn.Module):
@@ -275,6 +292,43 @@ class Attention(nn.Module):
         return normed
 
 
+class ShortConvolution(nn.Module):
+    """LFM2's recurrent layer: a gated row, weighted with the last ones of its path, column by column, and gated again.
+
+    A `Recurrence` without a state.
+    """
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.num_taps = c.num_taps
+        self.in_proj = linear(c.hidden, 3 * c.hidden)
+        self.conv = Taps(c.hidden, c.num_taps)
+        self.out_proj = linear(c.hidden, c.hidden)
+
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
+        in_gate, out_gate, row = self.in_proj(x_TD).chunk(3, -1)
+        return self.out_proj(out_gate * cache.recur(layer, in_gate * row, self))  # type: ignore[no-any-return]
+
+    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
+        return self.conv(inputs_TWN)  # type: ignore[no-any-return]
+
+
+class Taps(nn.Module):
+    """The weights `[N, 1, W]` of a convolution over the last inputs of a path, each column by itself."""
+
+    def __init__(self, width: int, num_taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 1, num_taps, device="meta"), requires_grad=False)
+
+    def forward(self, inputs_TWN: Tensor) -> Tensor:
+        wide_dtype = torch.promote_types(torch.float32, inputs_TWN.dtype)
+        weight_WN = self.weight[:, 0].t().to(wide_dtype)
+        sum_TN = inputs_TWN[:, 0] * weight_WN[0]
+        for tap in range(1, len(weight_WN)):
+            sum_TN = sum_TN + inputs_TWN[:, tap] * weight_WN[tap]
+        return sum_TN.to(inputs_TWN.dtype)
+
+
 class MLP(nn.Module):
     """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT).
 
@@ -343,24 +397,32 @@ class Experts(nn.Module):
         return weight_TC.to(x_TD.dtype), expert_TC
 
 
+MIXERS: dict[str, Callable[[LlamaConfig], nn.Module]] = {CONVOLUTION: ShortConvolution}  # by kind, in a layer's names
+
+
 class Layer(nn.Module):
     """One decoder layer with this `number` in the model; `layer` is its index in the cache. The norms depend on the
     family; an EAGLE head has none before the attention."""
+
+    self_attn: Attention  # unless the layer is recurrent
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
         norms_before, norms_after = c.family.before, c.family.after
         self.residual = c.scales.residual
         self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
-        self.self_attn = Attention(c, number)
+        mixer: nn.Module = MIXERS[c.kind(number)](c) if c.kind(number) else Attention(c, number)
+        self.mixer_name = c.kind(number) or "self_attn"
+        setattr(self, self.mixer_name, mixer)
         self.after_attention = norm(c) if norms_after else nn.Identity()
         self.post_attention_layernorm = norm(c) if norms_before else nn.Identity()
         self.mlp = Experts(c) if c.experts else MLP(c)
         self.after_mlp = norm(c) if norms_after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
-        attended_TD = self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
-        x_TD = self.add(x_TD, self.after_attention(attended_TD))
+        mixer = getattr(self, self.mixer_name)
+        mixed_TD = mixer(self.input_layernorm(x_TD), rotation, cache, layer)
+        x_TD = self.add(x_TD, self.after_attention(mixed_TD))
         return self.add(x_TD, self.after_mlp(self.mlp(self.post_attention_layernorm(x_TD))))
 
     def add(self, x_TD: Tensor, out_TD: Tensor) -> Tensor:

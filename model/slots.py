@@ -16,13 +16,15 @@ SlotShape = Tuple[int, int, int, int]  # layers, K, slots, E
 class Slots:
     """Keys and values `[layers, K, slots, E]` of the layers that have the same window, from the slot `first` on.
 
-    If `in_8_bits`, they have 8 bits, and scales `[layers, K, slots, 1]`.
+    If `in_8_bits`, they have 8 bits, and scales `[layers, K, slots, 1]`. Recurrent layers have inputs instead, in a
+    single tensor: `num_tensors` is 1.
     Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
     """
 
-    def __init__(self, shape: SlotShape, window: int, like: Tensor, in_8_bits: bool = False) -> None:
+    def __init__(self, shape: SlotShape, window: int, like: Tensor, in_8_bits: bool = False,
+                 num_tensors: int = 2) -> None:
         self.shape, self.window = shape, window
-        self.like, self.in_8_bits = like, in_8_bits
+        self.like, self.in_8_bits, self.num_tensors = like, in_8_bits, num_tensors
         self.tensors: list[Tensor] = []  # until the first `clear`
         self.first = 0
 
@@ -30,7 +32,7 @@ class Slots:
         """Free all memory but the first block."""
         num_layers, num_kv_heads, capacity, head_dim = self.shape
         num_slots = min(BLOCK_SLOTS, capacity)
-        columns = [(head_dim, torch.int8 if self.in_8_bits else self.like.dtype)] * 2
+        columns = [(head_dim, torch.int8 if self.in_8_bits else self.like.dtype)] * self.num_tensors
         if self.in_8_bits:
             columns += [(1, torch.float32)] * 2  # scales
 
@@ -38,16 +40,16 @@ class Slots:
                      for num_columns, dtype in columns]
         self.first = 0
 
-    def write(self, layer_index: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
-        """Store rows of a layer from the slot `start` on."""
-        new_rows = [k_KTE, v_KTE]
+    def write(self, layer_index: int, start: int, *rows_KTE: Tensor) -> None:
+        """Store rows of a layer, one for each tensor, from the slot `start` on."""
+        new_rows = list(rows_KTE)
         if self.in_8_bits:
             codes, scales = zip(*map(to_int8, new_rows))
             new_rows = [*codes, *scales]
 
         begin = start - self.first
         for tensor, new in zip(self.tensors, new_rows):
-            tensor[layer_index, :, begin:begin + k_KTE.shape[1]] = new
+            tensor[layer_index, :, begin:begin + new.shape[1]] = new
 
     def read(self, layer_index: int, end: int) -> list[Tensor]:
         """Return the tensors `[K, S, *]` of a layer up to the slot `end`."""

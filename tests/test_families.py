@@ -47,6 +47,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
         "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+MIXED = ["conv", "full_attention", "conv", "conv"]
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 
@@ -91,6 +92,9 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "qwen3 moe, weights as they are": gated("Qwen3Moe", **SPARSE, head_dim=12),
     "gpt-oss": gated("GptOss", num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=16,
                      rope_scaling={**YARN, "truncate": False}),
+    "lfm2": gated("Lfm2", layer_types=MIXED, block_multiple_of=8),
+    "lfm2 with wide convolutions": gated("Lfm2", layer_types=MIXED[::-1], block_auto_adjust_ff_dim=False,
+                                         conv_L_cache=5, tie_word_embeddings=False),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3

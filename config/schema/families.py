@@ -11,6 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence, Tuple
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import short_repr
 
+RECURRENT = CONVOLUTION, = ("conv",)  # kinds of layers without attention, as configs and tensors name them
 Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, and LLaMA's words for them, applied in order
 AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
 SANDWICH = *AFTER, (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
@@ -34,6 +35,16 @@ GPT_OSS = {
 MIXTRAL = (
     (r"\.block_sparse_moe\.", ".mlp."), (r"\.mlp\.gate\.", ".mlp.router."),
     (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
+LFM2 = (
+    (r"\.operator_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.embedding_norm\.", ".norm."), (r"\.q_layernorm\.", ".q_norm."), (r"\.k_layernorm\.", ".k_norm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.feed_forward\.", ".mlp."), *MIXTRAL[1:])
+ADJUSTED = "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"
+LFM2_DEFAULTS = {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+                 "conv_L_cache": 3, "rope_theta": 1e6, "num_key_value_heads": 8, "norm_eps": 1e-5}
+LFM2_FIELDS = {  # as the first published configs name them
+    "norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size", "theta": "rope_theta",
+    "tie_embedding": "tie_word_embeddings"}
 FLAGGED = "use_sliding_window", "sliding_window"
 QWEN_WINDOWS = (*FLAGGED, "max_window_layers", "layer_types")
 QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
@@ -47,6 +58,7 @@ GATE: Supported = {"hidden_act": ("silu", "swish")}
 PLAIN: Supported = {**GATE, "partial_rotary_factor": (1, None)}
 UNBIASED: Supported = {**PLAIN, "attention_bias": (False, None)}
 LLAMA: Supported = {**UNBIASED, "mlp_bias": (False, None)}
+SHORT_CONVOLUTIONS: Supported = {"partial_rotary_factor": (1, None), "conv_bias": (False, None)}
 GEMMA: Supported = {
     "hidden_activation": ("gelu_pytorch_tanh",), "partial_rotary_factor": (1, None), "attention_bias": (False, None),
     "use_bidirectional_attention": (False, None)}
@@ -75,7 +87,9 @@ class Family:
     experts: tuple[str, ...] = ()  # config fields of the number of experts per layer, and of their width
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
+    layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # that its layers may be
     names: Renamed = ()  # of tensors
+    renamed_fields: Mapping[str, str] = field(default_factory=dict)  # of its configs, and their usual names
     reads: tuple[str, ...] = ()  # fields in addition to those of every family; any other has no effect
     supported: Supported = field(default_factory=lambda: LLAMA)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields, not of null ones
@@ -85,7 +99,8 @@ class Family:
         """The fields of a `config.json` that its class in `transformers` reads, as far as they change what it computes;
         a value that is not `supported` is refused."""
         expert_fields = (*self.experts, "num_experts_per_tok", "num_local_experts") if self.experts else ()
-        return frozenset((*SIZES, *(ROTATED if self.rotary else ()), *expert_fields, *self.reads, *self.supported))
+        rotary_fields = ROTATED if self.rotary else ()
+        return frozenset((*SIZES, *rotary_fields, *expert_fields, *self.reads, *self.supported, *self.renamed_fields))
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
@@ -134,6 +149,9 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                         defaults={"norm_topk_prob": False, "use_sliding_window": False, "sliding_window": 4096,
                                   "num_key_value_heads": 4},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
+    "lfm2": Family("Lfm2ForCausalLM", tied=True, head_norms=True, layer_kinds=("full_attention", CONVOLUTION),
+                   names=LFM2, renamed_fields=LFM2_FIELDS, defaults=LFM2_DEFAULTS, supported=SHORT_CONVOLUTIONS,
+                   reads=("layer_types", "full_attn_idxs", "conv_L_cache", *ADJUSTED)),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
                       windows=2, experts=LOCAL_EXPERTS, reads=("sliding_window", "layer_types"),
                       supported={"partial_rotary_factor": (1, None), "attention_bias": (True,),
@@ -174,6 +192,10 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = {**config, "model_type": model_type, **_uniform_rope_fields(config, rope_fields)}
     if family.experts:  # transformers 5 always names their number num_local_experts
         fields[family.experts[0]] = fields.get(family.experts[0]) or fields.get("num_local_experts")
+    fields.update((usual_name, fields[name]) for name, usual_name in family.renamed_fields.items()
+                  if fields.get(name) is not None)
+    if fields.get("block_auto_adjust_ff_dim"):
+        fields["intermediate_size"] = _adjusted_width(fields)
     if not family.rotary:  # OPT calls the first ffn_dim, and has no field for the second
         fields.update(intermediate_size=fields.get("ffn_dim"), rms_norm_eps=1e-5)
 
@@ -184,6 +206,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, supported_values in family.supported.items():
         if name in fields:
             _refuse_others(name, fields[name], supported_values)
+    for layer_kind in fields.get("layer_types") or ():
+        _refuse_others("a layer of layer_types", layer_kind, family.layer_kinds)
 
     # what must be there
     needed_for_mlp = (*family.experts, "num_experts_per_tok") if family.experts else ("intermediate_size",)
@@ -195,6 +219,13 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if contradiction:
         raise ValueError(f"config.json says {contradiction}; copy it again from the model")
     return fields
+
+
+def _adjusted_width(fields: Mapping[str, Any]) -> int:
+    """Return the width of LFM2's feed-forward: two thirds of the given one, in whole multiples."""
+    width = int(fields["block_ffn_dim_multiplier"] * int(2 * fields["intermediate_size"] / 3))
+    multiple: int = fields["block_multiple_of"]
+    return -(-width // multiple) * multiple
 
 
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +338,8 @@ def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"word_embed_proj_dim={fields['word_embed_proj_dim']}, but hidden_size={hidden_size}"
     for name in ("layer_types", "no_rope_layers"):
         entries, num_layers = fields.get(name) or (), fields["num_hidden_layers"]
-        if len(set(entries)) > 1 and len(entries) != num_layers:
+        is_same_in_all = len(set(entries)) < 2 and not recurrent(fields)
+        if entries and not is_same_in_all and len(entries) != num_layers:
             yield f"{len(entries)} entries in {name}, but num_hidden_layers={num_layers}"
 
 
@@ -332,6 +364,16 @@ def windows(fields: Mapping[str, Any], family: Family) -> tuple[int, ...]:
         has_window = [layer >= first_window_layer and layer not in full_layers for layer in range(num_layers)]
 
     return tuple(window_size if slides else 0 for slides in has_window) if any(has_window) else ()
+
+
+def recurrent(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return for each layer the kind of recurrent layer that it is, or ""; empty if all layers have attention."""
+    layer_types, attention_layers = fields.get("layer_types"), fields.get("full_attn_idxs")
+    if layer_types is None and attention_layers is not None:
+        layer_numbers = range(fields["num_hidden_layers"])
+        layer_types = ["full_attention" if number in attention_layers else CONVOLUTION for number in layer_numbers]
+    kinds = tuple(layer_type if layer_type in RECURRENT else "" for layer_type in layer_types or ())
+    return kinds if any(kinds) else ()
 
 
 def unturned(fields: Mapping[str, Any]) -> tuple[bool, ...]:

@@ -67,20 +67,22 @@ STRETCHES = list_of(SCALE, 1 << 12)
 
 CONFIG = _by_name(
     (COUNT, """num_hidden_layers num_attention_heads num_key_value_heads head_dim num_experts num_local_experts
-     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes"""),
+     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes conv_L_cache"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     max_position_embeddings"""),  # float32 positions are not exact beyond
+     max_position_embeddings block_ff_dim block_multiple_of"""),  # float32 positions are not exact beyond
     (ROWS_OR_NONE, "max_window_layers sliding_window"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
-     attention_multiplier logits_scaling"""),
-    (FLAG, "use_sliding_window norm_topk_prob tie_word_embeddings"),
+     attention_multiplier logits_scaling block_ffn_dim_multiplier"""),
+    (FLAG, """use_sliding_window norm_topk_prob tie_word_embeddings tie_embedding block_auto_adjust_ff_dim
+     conv_bias"""),
     (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config dflash_config"),
-    (WAVE, "rope_theta rope_local_base_freq"),
+    (WAVE, "rope_theta rope_local_base_freq theta"),
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
-    (number(1e-30, 1), "rms_norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),
+    (number(1e-30, 1), "rms_norm_eps norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),
     (TRAINED, "original_max_position_embeddings"),
-    (list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "layer_types"),
+    (list_of(NAME, 1 << 16), "layer_types"),
+    (list_of(ROWS_OR_NONE, 1 << 16), "full_attn_idxs"),
     (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"), (FLAG, "truncate"),

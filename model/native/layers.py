@@ -46,7 +46,7 @@ def reason_against(c: LlamaConfig, dtype: torch.dtype,
     family = c.family
     has_basics = family.rms and family.rotary and family.gated and family.before
     has_partial_local = c.local_theta and c.rotated_share != 1  # local tables have a head's full width
-    extra_steps = family.wide_norms, family.sinks, family.clamped, c.experts, has_partial_local
+    extra_steps = family.wide_norms, family.sinks, family.clamped, c.experts, c.recurrent, has_partial_local
     if not has_basics or any(extra_steps):
         return f"the native kernels do not compute the layers of {family.architecture}"
     if c.head_dim % LANES or c.heads % c.kv_heads:

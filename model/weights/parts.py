@@ -18,7 +18,7 @@ from config.schema.families import FAMILIES
 from config.schema.fields import NAME, Kind, check, integer, list_of, number, one_of
 from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
-from model.llama import LlamaConfig, Slice
+from model.llama import Layer, LlamaConfig, Slice
 from model.weights.checkpoint import CODES_BY_DTYPE, SOURCES, Checkpoint
 from model.weights.quant import IN_BLOCKS
 from model.weights.split import AUTO, balance, number_of, parse_stages, placements, rooms_of, span
@@ -150,18 +150,18 @@ def check_model(source: Checkpoint) -> None:
 
 def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, TensorShape]]:
     """Yield the names and shapes of a model's tensors, lazily, since a config may claim any number of layers."""
-    layer_shapes: dict[str, TensorShape] = {}
-    for name, parameter in Slice(replace(sizes, layers=1), 0, 1).named_parameters():
-        shape = tuple(parameter.shape)
-        if name.startswith("layers.0."):
-            layer_shapes[name[len("layers.0."):]] = shape
-        else:
-            yield f"model.{name}", shape
-
+    without_layers = Slice(replace(sizes, layers=0), 0, 0)
+    yield from ((f"model.{name}", tuple(parameter.shape)) for name, parameter in without_layers.named_parameters())
     if not sizes.tied:
         yield HEAD, (sizes.vocab, sizes.hidden)
-    for layer in range(sizes.layers):
-        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in layer_shapes.items())
+
+    shapes_of_kinds: dict[str, list[tuple[str, TensorShape]]] = {}
+    for number in range(sizes.layers):
+        kind = sizes.kind(number)
+        if kind not in shapes_of_kinds:
+            parameters = Layer(sizes, number=number).named_parameters()
+            shapes_of_kinds[kind] = [(name, tuple(parameter.shape)) for name, parameter in parameters]
+        yield from ((f"model.layers.{number}.{name}", shape) for name, shape in shapes_of_kinds[kind])
 
 
 def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, TensorShape]],

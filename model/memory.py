@@ -1,0 +1,117 @@
+"""What recurrent layers keep of a request: after some nodes the state into which their paths were folded.
+
+The state after a node is a pure function of the inputs on its path, taken one token at a time. So states are a bounded
+cache over these inputs, which slots keep as they keep keys and values: with fewer states more inputs are read again,
+and no bit changes.
+
+Shapes: T rows, W inputs that a step reads, N numbers of an input, M of an output.
+"""
+from __future__ import annotations
+
+from typing import Container, NamedTuple, Protocol, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.devices import upload
+
+MAX_STATES = 16  # of a layer and request: that of the text, and those of the newest guesses
+ROWS_AT_ONCE = 64  # that are read again at once, to bound memory
+
+
+class MemoryForm(NamedTuple):
+    """The numbers that a recurrent layer keeps."""
+
+    input_width: int  # of each node
+    state_shape: Tuple[int, ...] = ()  # of the state after a path; empty: outputs follow from the last inputs alone
+
+
+class Recurrence(Protocol):
+    """A layer whose outputs depend on the path of a row, in the order of its tokens."""
+
+    num_taps: int  # the last inputs of a path that a step reads, its own included
+
+    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
+        """Return the outputs `[T, M]` of rows with these last inputs; before a text they are zeros.
+
+        With a state each row continues the one before it, and the state becomes that after the last one; without it
+        rows are independent.
+        """
+
+
+class Inputs(NamedTuple):
+    """The inputs of one recurrent layer by slot, and what it computes with them."""
+
+    input_SN: Tensor
+    first_slot: int
+    recurrence: Recurrence
+
+    def advance(self, slots_TW: np.ndarray, state: Tensor | None) -> Tensor:
+        """Return the outputs `[T, M]` of rows with their last inputs in these slots; -1 stands for zeros."""
+        device = self.input_SN.device
+        index_TW = upload(torch.from_numpy(slots_TW - self.first_slot), device)
+        is_before_text = upload(torch.from_numpy(slots_TW < 0), device)
+        input_TWN = self.input_SN[index_TW.clamp(min=0)].masked_fill(is_before_text[..., None], 0)
+        return self.recurrence.advance(input_TWN, state)
+
+    def follow(self, path_slots: np.ndarray, state: Tensor) -> None:
+        """Continue a state along a path, given with the inputs that its first step reads before it."""
+        num_taps = self.recurrence.num_taps
+        num_steps = len(path_slots) + 1 - num_taps
+        for begin in range(0, num_steps, ROWS_AT_ONCE):
+            steps = np.arange(begin, min(begin + ROWS_AT_ONCE, num_steps))
+            self.advance(path_slots[steps[:, None] + np.arange(num_taps)], state)
+
+
+class States:
+    """The states of one layer for one request, of the type of `like`: after its text, and after the newest guesses."""
+
+    def __init__(self, form: MemoryForm, like: Tensor, max_states: int = MAX_STATES) -> None:
+        self.form, self.like, self.max_states = form, like, max_states
+        self.clear()
+
+    def clear(self) -> None:
+        """Return to the beginning of a text."""
+        self.length = 0  # tokens of the text that `text` follows; later ones may have settled
+        self.text = self.like.new_zeros(self.form.state_shape)
+        self._after: dict[int, Tensor] = {}  # by node, the least recently used first
+
+    def after(self, node: int) -> Tensor | None:
+        """Return the state after a guess, if it is kept."""
+        state = self._after.pop(node, None)
+        if state is not None:
+            self._after[node] = state
+        return state
+
+    def keep(self, node: int, state: Tensor) -> None:
+        """Keep the state after a guess, instead of the least recently used one if there is no room."""
+        self._after[node] = state
+        while len(self._after) >= self.max_states:
+            del self._after[next(iter(self._after))]
+
+    def retain(self, nodes: Container[int]) -> None:
+        """Free the states after other nodes."""
+        self._after = {node: state for node, state in self._after.items() if node in nodes}
+
+    def settle(self, node: int, length: int) -> None:
+        """Take the state after a node as that of the text, which now ends there after `length` tokens."""
+        state = self._after.pop(node, None)
+        if state is not None:
+            self.text, self.length = state, length
+
+    def truncate(self, length: int) -> None:
+        """Forget states after more than `length` tokens."""
+        if self.length > length:
+            self.clear()
+
+    def copy(self, source: States, length: int) -> None:
+        """Take the state of another request's text, if that is no longer than `length` tokens."""
+        self.clear()
+        if source.length <= length:
+            self.text, self.length = source.text.clone(), source.length
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the states in bytes."""
+        return (1 + len(self._after)) * self.text.numel() * self.text.element_size()
