@@ -15,7 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config.schema.families import CONVOLUTION, FAMILIES, ROTARY, YARN, Family, accepted, recurrent, unturned, windows
+from config.schema.families import (
+    CONVOLUTION,
+    DELTA_NET,
+    FAMILIES,
+    ROTARY,
+    YARN,
+    Family,
+    accepted,
+    recurrent,
+    unturned,
+    windows,
+)
 from model.attention import AttentionForm, CachedRows
 from model.cache import TreeCache
 from model.memory import MemoryForm
@@ -23,6 +34,7 @@ from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
 CLAMPED_GELU = 1.702  # factor in the sigmoid of GPT-OSS's gate
+LEAST_SQUARE = 1e-6  # added to the squared length of a delta net's queries and keys
 OPT_OFFSET = 2  # rows of OPT's learned positions before the first position
 Product = Callable[[Tensor], Tensor]
 
@@ -52,6 +64,27 @@ class Scales(NamedTuple):
             clamp=fields["swiglu_limit"] if family.clamped else 0.0)
 
 
+class DeltaSizes(NamedTuple):
+    """The sizes of a gated delta net; each key head serves as many value heads."""
+
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+    @property
+    def widths(self) -> list[int]:
+        """The numbers of a row's queries, keys and values."""
+        key_width = self.key_heads * self.key_dim
+        return [key_width, key_width, self.value_heads * self.value_dim]
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> DeltaSizes:
+        """Read the sizes from the fields of a `config.json`."""
+        return DeltaSizes(fields["linear_num_key_heads"], fields["linear_num_value_heads"],
+                          fields["linear_key_head_dim"], fields["linear_value_head_dim"])
+
+
 @dataclass(frozen=True)
 class LlamaConfig:
     """The sizes of a model and the structure of its layers, from its `config.json`."""
@@ -73,6 +106,7 @@ class LlamaConfig:
     rotated_share: float = 1.0  # of a head's dimensions
     recurrent: tuple[str, ...] = ()  # the kind of each layer that is recurrent, "" for attention; empty: none is
     num_taps: int = 0  # inputs that a convolution reads
+    delta: DeltaSizes = DeltaSizes()
     windows: tuple[int, ...] = ()  # positions that each layer reads, 0 for all; empty: all layers read all
     skips_rope: tuple[bool, ...] = ()  # whether each layer has no rotary positions; empty: all have them
     local_theta: float = 0.0  # of layers with a window, without scaling, if it differs
@@ -80,6 +114,7 @@ class LlamaConfig:
     experts: int = 0  # experts of a layer, each `intermediate` wide; 0: a single feed-forward
     chosen: int = 0  # experts that compute a row
     renorms_experts: bool = True  # whether the weights of these experts add up to 1
+    shared_expert: int = 0  # the width of an expert that computes all rows; 0: there is none
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
@@ -101,7 +136,8 @@ class LlamaConfig:
             scaling["factor"], context = context / trained_context, min(context, int(trained_context))
 
         # layers that read few positions
-        kinds, num_taps = recurrent(fields), fields.get("conv_L_cache") or 0
+        kinds = recurrent(fields)
+        num_taps = fields.get("conv_L_cache") or fields.get("linear_conv_kernel_dim") or 0
         layer_windows = tuple(num_taps if kind else 0 for kind in kinds) or windows(fields, family)
 
         # biases
@@ -115,13 +151,17 @@ class LlamaConfig:
             eps=fields["rms_norm_eps"], theta=theta)
         with_positions = replace(
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
-            windows=layer_windows, recurrent=kinds, num_taps=num_taps, skips_rope=unturned(fields),
+            windows=layer_windows, skips_rope=unturned(fields),
             local_theta=fields.get("rope_local_base_freq") or 0.0)
+        with_memory = replace(
+            with_positions, recurrent=kinds, num_taps=num_taps,
+            delta=DeltaSizes.read(fields) if DELTA_NET in kinds else DeltaSizes())
         return replace(
-            with_positions, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
+            with_memory, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
             tied=bool(fields.get("tie_word_embeddings", family.tied)),
             experts=fields[family.experts[0]] if family.experts else 0,
-            chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True))
+            chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True),
+            shared_expert=fields.get("shared_expert_intermediate_size") or 0)
 
     def within(self, length: int) -> LlamaConfig:
         """Return the config for texts of `length` tokens; beyond its training length, longrope uses other factors."""
@@ -148,7 +188,10 @@ class LlamaConfig:
 
     def memory(self, layer: int) -> MemoryForm | None:
         """Return what a recurrent layer keeps; None for attention."""
-        return MemoryForm(self.hidden) if self.kind(layer) else None
+        if self.kind(layer) != DELTA_NET:
+            return MemoryForm(self.hidden) if self.kind(layer) else None
+        num_heads, sizes = self.delta.value_heads, self.delta
+        return MemoryForm(sum(sizes.widths) + 2 * num_heads, (num_heads, sizes.key_dim, sizes.value_dim))
 
     def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = (),
               in_8_bits: bool = False, first: int = 0) -> TreeCache:
@@ -246,7 +289,9 @@ class Attention(nn.Module):
 
         # products
         self.fused_product: Product | None = None
-        self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
+        self.has_gate = c.family.output_gate
+        query_width = c.heads * c.head_dim * (2 if self.has_gate else 1)
+        self.q_proj = linear(c.hidden, query_width, c.family.qkv_bias)
         self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
@@ -269,6 +314,10 @@ class Attention(nn.Module):
             qkv_TN = self.fused_product(x_TD)
         qkv_THE = qkv_TN.view(len(qkv_TN), -1, self.head_dim)
         num_heads, num_kv_heads = self.head_split
+        if self.has_gate:  # each query is followed by its gate
+            query_gate_THE, kv_THE = qkv_THE.split((2 * num_heads, 2 * num_kv_heads), 1)
+            gate_THE = query_gate_THE[:, 1::2]
+            qkv_THE = torch.cat((query_gate_THE[:, ::2], kv_THE), 1)
         qk_THE, v_TKE = qkv_THE.split((num_heads + num_kv_heads, num_kv_heads), 1)
 
         # norms, positions and scale
@@ -284,7 +333,10 @@ class Attention(nn.Module):
         # attention
         form = self.form if self.sinks is None else self.form._replace(sinks=self.sinks)
         out_HTE = cache.attend(layer, q_HTE, k_KTE, v_TKE.transpose(0, 1), form)
-        return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
+        out_THE = out_HTE.transpose(0, 1)
+        if self.has_gate:
+            out_THE = out_THE * torch.sigmoid(gate_THE)
+        return self.o_proj(out_THE.flatten(1))
 
     def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:
         """Norm queries or keys, each head separately or all heads together."""
@@ -329,6 +381,82 @@ class Taps(nn.Module):
         return sum_TN.to(inputs_TWN.dtype)
 
 
+class DeltaNet(nn.Module):
+    """Qwen3-Next's recurrent layer: a state that decays, and learns the difference to what it recalls for a key.
+
+    A `Recurrence`. Its inputs are queries, keys and values before a convolution, then a rate and a decay of each head.
+    """
+
+    fusible = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
+    exact = ("A_log", "dt_bias")
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.sizes, self.num_taps = c.delta, c.num_taps
+        input_width, value_width, num_heads = sum(c.delta.widths), c.delta.widths[-1], c.delta.value_heads
+
+        # products
+        self.fused_product: Product | None = None
+        self.in_proj_qkv = linear(c.hidden, input_width)
+        self.in_proj_b = linear(c.hidden, num_heads)
+        self.in_proj_a = linear(c.hidden, num_heads)
+        self.in_proj_z = linear(c.hidden, value_width)
+        self.out_proj = linear(value_width, c.hidden)
+
+        # other weights
+        self.conv1d = Taps(input_width, c.num_taps)
+        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(num_heads, device="meta"), requires_grad=False)
+                                    for _ in range(2))
+        self.norm = RMSNorm(c.delta.value_dim, c.eps)
+
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
+        if self.fused_product is None:
+            products = self.in_proj_qkv(x_TD), self.in_proj_b(x_TD), self.in_proj_a(x_TD), self.in_proj_z(x_TD)
+            input_gate_TN = torch.cat(products, -1)
+        else:
+            input_gate_TN = self.fused_product(x_TD)
+        value_width = self.sizes.widths[-1]
+        input_TN, gate_TN = input_gate_TN.split((input_gate_TN.shape[-1] - value_width, value_width), -1)
+
+        out_TN = cache.recur(layer, input_TN, self)
+        normed_THV = self.norm(out_TN.unflatten(1, (-1, self.sizes.value_dim)))
+        gated_TN = normed_THV.flatten(1) * F.silu(gate_TN.to(out_TN.dtype))
+        return self.out_proj(gated_TN.to(x_TD.dtype))  # type: ignore[no-any-return]
+
+    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
+        assert state is not None, "a delta net has a state"
+        key_width, _, value_width = self.sizes.widths
+        inputs_TWN = inputs_TWN.to(state.dtype)
+        mixed_TWN, rate_decay_TN = inputs_TWN.split((2 * key_width + value_width, 2 * self.sizes.value_heads), -1)
+
+        # queries and keys of each value head, values, rates and decays
+        query_TN, key_TN, value_TN = F.silu(self.conv1d(mixed_TWN)).split(self.sizes.widths, -1)
+        query_THK, key_THK = self._unit(query_TN), self._unit(key_TN)
+        query_THK = query_THK * self.sizes.key_dim ** -0.5
+        value_THV = value_TN.unflatten(1, (-1, self.sizes.value_dim))
+        rate_TH, decay_TH = rate_decay_TN[:, -1].contiguous().chunk(2, -1)
+        rate_TH1 = torch.sigmoid(rate_TH)[..., None]
+        speed_H = self.A_log.to(state.dtype).exp()
+        decay_TH = torch.exp(-speed_H * F.softplus(decay_TH + self.dt_bias.to(state.dtype)))
+
+        # token by token
+        out_THV = torch.empty_like(value_THV)
+        for row, (query_HK, key_HK) in enumerate(zip(query_THK, key_THK)):
+            state *= decay_TH[row, :, None, None]
+            recalled_HV = (state * key_HK[..., None]).sum(1)
+            difference_HV = (value_THV[row] - recalled_HV) * rate_TH1[row]
+            state += key_HK[..., None] * difference_HV[:, None]
+            out_THV[row] = (state * query_HK[..., None]).sum(1)
+        return out_THV.flatten(1)
+
+    def _unit(self, x_TN: Tensor) -> Tensor:
+        """Return queries or keys of each value head, of length 1."""
+        x_THK = x_TN.unflatten(1, (self.sizes.key_heads, self.sizes.key_dim))
+        square_TH1 = for_sums(x_THK).square().sum(-1, keepdim=True)
+        unit_THK = x_THK * torch.rsqrt(square_TH1 + LEAST_SQUARE).to(x_TN.dtype)
+        return unit_THK.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, 1)
+
+
 class MLP(nn.Module):
     """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT).
 
@@ -337,14 +465,15 @@ class MLP(nn.Module):
 
     fusible = ("gate_proj", "up_proj")
 
-    def __init__(self, c: LlamaConfig) -> None:
+    def __init__(self, c: LlamaConfig, width: int = 0) -> None:
         super().__init__()
         self.fused_product: Product | None = None
         self.gelu, self.clamp = c.family.gelu, c.scales.clamp
-        gate = linear(c.hidden, c.intermediate, c.family.bias)
+        width = width or c.intermediate
+        gate = linear(c.hidden, width, c.family.bias)
         self.gate_proj = gate if c.family.gated else None
-        self.up_proj = linear(c.hidden, c.intermediate, c.family.bias)
-        self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
+        self.up_proj = linear(c.hidden, width, c.family.bias)
+        self.down_proj = linear(width, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.fused_product is not None:
@@ -375,6 +504,8 @@ class Experts(nn.Module):
         self.router = linear(c.hidden, c.experts, c.family.bias)
         experts = [MLP(c) for _ in range(c.experts)]
         self.experts = nn.ModuleList(experts)
+        self.shared_expert = MLP(c, c.shared_expert) if c.shared_expert else None
+        self.shared_expert_gate = linear(c.hidden, 1) if c.shared_expert else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         weight_TC, expert_TC = self.route(x_TD)
@@ -383,6 +514,8 @@ class Experts(nn.Module):
             rows, choices = (expert_TC == number).nonzero(as_tuple=True)
             weighted_TD = self.experts[number](x_TD[rows]) * weight_TC[rows, choices, None]
             out_TD.index_add_(0, rows, weighted_TD)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            out_TD = out_TD + torch.sigmoid(self.shared_expert_gate(x_TD)) * self.shared_expert(x_TD)
         return out_TD
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -397,23 +530,25 @@ class Experts(nn.Module):
         return weight_TC.to(x_TD.dtype), expert_TC
 
 
-MIXERS: dict[str, Callable[[LlamaConfig], nn.Module]] = {CONVOLUTION: ShortConvolution}  # by kind, in a layer's names
+MIXERS = {CONVOLUTION: ("conv", ShortConvolution), DELTA_NET: ("linear_attn", DeltaNet)}  # by kind, with their names
 
 
 class Layer(nn.Module):
     """One decoder layer with this `number` in the model; `layer` is its index in the cache. The norms depend on the
     family; an EAGLE head has none before the attention."""
 
-    self_attn: Attention  # unless the layer is recurrent
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
         norms_before, norms_after = c.family.before, c.family.after
         self.residual = c.scales.residual
         self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
-        mixer: nn.Module = MIXERS[c.kind(number)](c) if c.kind(number) else Attention(c, number)
-        self.mixer_name = c.kind(number) or "self_attn"
-        setattr(self, self.mixer_name, mixer)
+        self.mixer_name = "self_attn"
+        if c.kind(number):
+            self.mixer_name, mixer_class = MIXERS[c.kind(number)]
+            setattr(self, self.mixer_name, mixer_class(c))
+        else:
+            self.self_attn = Attention(c, number)
         self.after_attention = norm(c) if norms_after else nn.Identity()
         self.post_attention_layernorm = norm(c) if norms_before else nn.Identity()
         self.mlp = Experts(c) if c.experts else MLP(c)

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence, Tuple
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import short_repr
 
-RECURRENT = CONVOLUTION, = ("conv",)  # kinds of layers without attention, as configs and tensors name them
+RECURRENT = CONVOLUTION, DELTA_NET = "conv", "linear_attention"  # kinds of layers without attention, as configs and tensors name them
 Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, and LLaMA's words for them, applied in order
 AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
 SANDWICH = *AFTER, (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
@@ -64,6 +64,17 @@ GEMMA: Supported = {
     "use_bidirectional_attention": (False, None)}
 
 
+DELTA_FIELDS = (
+    "layer_types", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_num_key_heads", "linear_num_value_heads")
+DELTA_DEFAULTS = {
+    "partial_rotary_factor": 0.25, "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
+PARTIAL: Supported = {**GATE, "attention_bias": (False, None), "attn_output_gate": (True, None)}
+DELTA: dict[str, Any] = {
+    "head_norms": True, "norm_weight_plus_one": True, "output_gate": True, "layer_kinds": ("full_attention", DELTA_NET)}
+
+
 @dataclass(frozen=True)
 class Family:
     """The properties that the models of one `model_type` share; the defaults are LLaMA's."""
@@ -85,6 +96,7 @@ class Family:
     neighbours: bool = False  # the two dimensions that rotate together are adjacent
     windows: int = 0  # default: every layer has a window but each `windows`-th; 0: every layer
     experts: tuple[str, ...] = ()  # config fields of the number of experts per layer, and of their width
+    output_gate: bool = False  # each head's output is multiplied by a gate, which is a part of its query
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # that its layers may be
@@ -152,6 +164,16 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "lfm2": Family("Lfm2ForCausalLM", tied=True, head_norms=True, layer_kinds=("full_attention", CONVOLUTION),
                    names=LFM2, renamed_fields=LFM2_FIELDS, defaults=LFM2_DEFAULTS, supported=SHORT_CONVOLUTIONS,
                    reads=("layer_types", "full_attn_idxs", "conv_L_cache", *ADJUSTED)),
+    "qwen3_next": Family("Qwen3NextForCausalLM", experts=EXPERTS, names=((r"\.mlp\.gate\.", ".mlp.router."),), **DELTA,
+                         reads=(*DELTA_FIELDS, "norm_topk_prob", "shared_expert_intermediate_size"),
+                         supported={**PARTIAL, "mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+                         defaults={**DELTA_DEFAULTS, "num_key_value_heads": 2, "norm_topk_prob": True}),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", **DELTA, reads=DELTA_FIELDS, supported=PARTIAL,
+                           defaults={**DELTA_DEFAULTS, "num_key_value_heads": 4}),
+    "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", experts=EXPERTS, supported=PARTIAL, **DELTA,
+                               names=((r"\.mlp\.gate\.", ".mlp.router."),),
+                               reads=(*DELTA_FIELDS, "shared_expert_intermediate_size"),
+                               defaults={**DELTA_DEFAULTS, "num_key_value_heads": 2}),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
                       windows=2, experts=LOCAL_EXPERTS, reads=("sliding_window", "layer_types"),
                       supported={"partial_rotary_factor": (1, None), "attention_bias": (True,),
@@ -328,6 +350,11 @@ def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
         yield (f"low_freq_factor={fields['low_freq_factor']}, which is not below "
                f"high_freq_factor={fields['high_freq_factor']}")
 
+    num_key_heads, num_value_heads = (fields.get(f"linear_num_{name}_heads") or 1 for name in ("key", "value"))
+    if num_value_heads % num_key_heads:
+        yield (f"linear_num_value_heads={num_value_heads}, which is not a multiple of "
+               f"linear_num_key_heads={num_key_heads}")
+
     # experts, and lists of layers
     if family.experts and fields["num_experts_per_tok"] > fields[family.experts[0]]:
         yield (f"num_experts_per_tok={fields['num_experts_per_tok']}, but "
@@ -369,9 +396,12 @@ def windows(fields: Mapping[str, Any], family: Family) -> tuple[int, ...]:
 def recurrent(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Return for each layer the kind of recurrent layer that it is, or ""; empty if all layers have attention."""
     layer_types, attention_layers = fields.get("layer_types"), fields.get("full_attn_idxs")
+    interval, num_layers = fields.get("full_attention_interval"), fields["num_hidden_layers"]
     if layer_types is None and attention_layers is not None:
-        layer_numbers = range(fields["num_hidden_layers"])
-        layer_types = ["full_attention" if number in attention_layers else CONVOLUTION for number in layer_numbers]
+        layer_types = ["" if layer in attention_layers else CONVOLUTION for layer in range(num_layers)]
+    if layer_types is None and interval:
+        layer_types = [DELTA_NET if (layer + 1) % interval else "" for layer in range(num_layers)]
+
     kinds = tuple(layer_type if layer_type in RECURRENT else "" for layer_type in layer_types or ())
     return kinds if any(kinds) else ()
 

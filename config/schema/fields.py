@@ -67,10 +67,12 @@ STRETCHES = list_of(SCALE, 1 << 12)
 
 CONFIG = _by_name(
     (COUNT, """num_hidden_layers num_attention_heads num_key_value_heads head_dim num_experts num_local_experts
-     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes conv_L_cache"""),
+     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes conv_L_cache
+     full_attention_interval linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
+     linear_num_value_heads"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     max_position_embeddings block_ff_dim block_multiple_of"""),  # float32 positions are not exact beyond
+     max_position_embeddings block_ff_dim block_multiple_of shared_expert_intermediate_size"""),  # float32 positions are not exact beyond
     (ROWS_OR_NONE, "max_window_layers sliding_window"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling block_ffn_dim_multiplier"""),
@@ -85,7 +87,8 @@ CONFIG = _by_name(
     (list_of(ROWS_OR_NONE, 1 << 16), "full_attn_idxs"),
     (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
-    (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"), (FLAG, "truncate"),
+    (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"),
+    (FLAG, "truncate mrope_interleaved"), (list_of(COUNT, 16), "mrope_section"),  # the last two are of images
     (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),
     (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
     (TRAINED, "original_max_position_embeddings"), (PART, "partial_rotary_factor"))

@@ -24,7 +24,8 @@ LIBRARY_KINDS = ("int8", "nf4", "fp4")  # of bitsandbytes
 BLOCKS = "blocks"  # the kind of weights that are computed from their blocks, of any types
 BLOCK_SIZE = 64  # weights that share a scale in nf4 and fp4
 WEIGHTS_AT_ONCE = 1 << 22  # that are quantized, to bound memory; whole blocks
-LINEAR_WEIGHT = re.compile(r"layers\.\d+\.(self_attn|conv|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # to quantize
+LINEAR_WEIGHT = re.compile(  # to quantize
+    r"layers\.\d+\.(self_attn|conv|linear_attn|mlp)\.(experts\.\d+\.|shared_expert\.)?\w+_proj(_qkv|_z)?\.weight$")
 
 
 def running_quantization(wanted: str, stored: str, folder: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from model.llama import LlamaConfig
+from model.llama import DeltaSizes, LlamaConfig
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.packed import COMPANIONS, Conversion, check_method, mxfp4, unfolding_of
 
@@ -26,6 +26,7 @@ AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # layers for multi-token pre
 LINEAR_LAYER = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 ROTATED_LAYER = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 PACKED_WEIGHT = re.compile(r"\.(qweight|weight_packed)$")
+DELTA_LAYER = re.compile(r"\.linear_attn\.in_proj_(qkvz|ba)\.weight$")  # of Qwen3-Next
 ALL_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # in one tensor
 NamedView = Tuple[str, "View"]
 
@@ -76,6 +77,10 @@ class Unfolded(Checkpoint):
             if is_quantized:
                 whole_view = self._unfolded_view(source_name, forms) or whole_view
             name = PACKED_WEIGHT.sub(".weight", name)
+            delta_layer = DELTA_LAYER.search(name)
+            if delta_layer:
+                views.update(_views_by_heads(sizes.delta, name, delta_layer[1], whole_view))
+                continue
             views.update(_views_of_parts(sizes, name, whole_view))
 
         for name, view in views.items() if sizes.family.neighbours else ():
@@ -153,6 +158,28 @@ def _views_of_parts(sizes: LlamaConfig, name: str, whole_view: View) -> Iterator
 
 def _rows(convert: Conversion, begin: int, num_rows: int) -> Conversion:
     return lambda source_tensors: convert(source_tensors).narrow(0, begin, num_rows)
+
+
+def _views_by_heads(sizes: DeltaSizes, name: str, layer_name: str, whole_view: View) -> Iterator[NamedView]:
+    """Yield the parts of a delta net's fused layer, which has all parts of the first key head before the second's."""
+    values_per_key = sizes.value_heads // max(1, sizes.key_heads)
+    value_width = values_per_key * sizes.value_dim
+    rows_of_parts = {"q": sizes.key_dim, "k": sizes.key_dim, "v": value_width, "z": value_width}
+    parts = ["qkv", "z"]
+    if layer_name == "ba":
+        rows_of_parts, parts = {"b": values_per_key, "a": values_per_key}, ["b", "a"]
+
+    all_rows = torch.arange(sizes.key_heads * sum(rows_of_parts.values())).view(sizes.key_heads, -1)
+    rows_by_letter = dict(zip(rows_of_parts, all_rows.split([*rows_of_parts.values()], 1)))
+    for part in parts:
+        rows = torch.cat([rows_by_letter[letter].flatten() for letter in part])
+        form = TensorForm(whole_view.form.dtype, (len(rows), *whole_view.form.shape[1:]))
+        part_name = name.replace(f"in_proj_{layer_name}", f"in_proj_{part}")
+        yield part_name, View(form, whole_view.source_names, _picked(whole_view.convert, rows))
+
+
+def _picked(convert: Conversion, rows: Tensor) -> Conversion:
+    return lambda source_tensors: convert(source_tensors)[rows]
 
 
 def _half_a_head_apart(sizes: LlamaConfig, convert: Conversion) -> Conversion:
