@@ -67,8 +67,8 @@ class Inputs(NamedTuple):
 class States:
     """The states of one layer for one request, of the type of `like`: after its text, and after the newest guesses."""
 
-    def __init__(self, form: MemoryForm, like: Tensor, max_states: int = MAX_STATES) -> None:
-        self.form, self.like, self.max_states = form, like, max_states
+    def __init__(self, form: MemoryForm, like: Tensor) -> None:
+        self.form, self.like, self.max_states = form, like, MAX_STATES
         self.clear()
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from config.schema.families import FAMILIES
 from launch.timing import random_weights
-from model.llama import LlamaConfig, Logits, Scales, Slice, fill
+from model.llama import DeltaSizes, LlamaConfig, Logits, Scales, Slice, fill
 from model.weights.onednn import packed
 from model.weights.quant_layers import compress, fuse, pack
 from tests.same_rows import LENGTH, alone, in_trees
@@ -24,6 +24,8 @@ FAMILY = {
                       windows=(16, 0), scales=Scales(score_cap=5.0)),
     "gpt_oss": replace(SIZES, family=replace(FAMILIES["gpt_oss"], experts=()),
                        scales=Scales(clamp=7.0)),
+    "recurrent": replace(SIZES, family=FAMILIES["qwen3_5_text"], recurrent=("linear_attention", "conv"), num_taps=4,
+                         windows=(4, 4), delta=DeltaSizes(key_heads=8, value_heads=16, key_dim=16, value_dim=32)),
 }
 
 
@@ -63,7 +65,7 @@ def needs_packing(dtype):
 
 @pytest.mark.parametrize("family, dtype, kind, small", [
     *((family, torch.float32, "none", False) for family in FAMILY),
-    *((family, torch.bfloat16, "none", True) for family in ("gemma2", "gpt_oss")),
+    *((family, torch.bfloat16, "none", True) for family in ("gemma2", "gpt_oss", "recurrent")),
     ("llama", torch.bfloat16, "Q4_1", False), ("llama", torch.float32, "Q4_1", True),
     ("llama", torch.float32, "Q8_0", False)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small):

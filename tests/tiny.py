@@ -18,6 +18,7 @@ from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.block_heads import BlockForm
+from config.schema.families import CONVOLUTION, DELTA_NET
 from config.schema.heads import read_dialect, usual_layers
 from model.cache import TreeCache
 from model.drafts.dflash import BlockDraft, DFlashHead
@@ -28,7 +29,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
-from model.llama import LlamaConfig, Slice, fill
+from model.llama import DeltaSizes, LlamaConfig, Slice, fill
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.answers import Request
@@ -53,11 +54,17 @@ SPECULATIVE = list(dict.fromkeys(method.strategy for method in METHODS.values()
 
 
 def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str, Tensor]:
-    """Random weights for a module that was built without memory; norms are ones."""
+    """Random weights for a module that was built without memory; norms are ones, and states decay at several speeds."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.ones(p.shape, dtype=torch.float64) if p.dim() == 1 else
-            torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale
-            for name, p in module.named_parameters()}
+    tensors = {name: torch.ones(p.shape, dtype=torch.float64) if p.dim() == 1 else
+               torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale
+               for name, p in module.named_parameters()}
+    for name, x in tensors.items():
+        if name.endswith("A_log"):
+            tensors[name] = torch.linspace(-6, 0, len(x), dtype=torch.float64)
+        if x.dim() == 3:
+            tensors[name] = x / scale
+    return tensors
 
 
 def letters(order: Sequence[int]) -> Any:
@@ -75,8 +82,8 @@ def letters(order: Sequence[int]) -> Any:
 class Tiny:
     """The model whole, the weights of its slices, and drafts that agree with it now and then."""
 
-    def __init__(self, layers: int = CONFIG.layers) -> None:
-        self.config = replace(CONFIG, layers=layers)
+    def __init__(self, layers: int = CONFIG.layers, **changes: Any) -> None:
+        self.config = replace(CONFIG, layers=layers, **changes)
         self.whole = Slice(self.config, 0, layers)
         self.tensors = weights(self.whole, seed=1)
         fill(self.whole, self.tensors, torch.float64, "cpu")
@@ -153,9 +160,10 @@ class Tiny:
                 networks.append(network)
         return Mixture(networks, Suffix() if "suffix" in sources else None)
 
-    def new_cache(self, capacity: int = 64, layers: int | None = None) -> TreeCache:
-        """An empty cache for so many layers, or for all."""
-        return self.config.cache(layers or self.config.layers, capacity, self.lm_head.weight)
+    def new_cache(self, capacity: int = 64, layers: int | None = None, first: int = 0,
+                  windows: Sequence[int] = ()) -> TreeCache:
+        """An empty cache for so many layers from `first` on, or for all."""
+        return self.config.cache(layers or self.config.layers, capacity, self.lm_head.weight, windows, first=first)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """The reference: all tokens at once through the whole model, `[T, V]`."""
@@ -172,6 +180,8 @@ class Tiny:
 
 
 TINY, DEEP = Tiny(), Tiny(layers=8)
+RECURRENT = Tiny(recurrent=(DELTA_NET, CONVOLUTION, "", DELTA_NET), num_taps=3, windows=(3, 3, 0, 3),
+                 delta=DeltaSizes(key_heads=2, value_heads=8, key_dim=8, value_dim=16))
 
 
 class HandmadeDraft:
@@ -239,12 +249,13 @@ def work(stage: Stage, link: Any) -> None:
         raise
 
 
-def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
-    """The model in so many stages."""
+def stages_of(tiny: Tiny, stages: int, drops: bool = True) -> list[Stage]:
+    """The model in so many stages, which may drop what no later row reads."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
+    windows = tiny.config.windows if drops else ()
     return [Stage(tiny.slice(a, b),
-                  partial(tiny.new_cache, CAPACITY, b - a), num_requests=PLACES,
+                  partial(tiny.new_cache, CAPACITY, b - a, a, windows[a:b]), num_requests=PLACES,
                   inner_layers=[i for i in usual_layers(layers) if a <= i < b])
             for a, b in zip(bounds, bounds[1:])]
 
@@ -264,10 +275,10 @@ def in_threads(target: Callable[..., None], calls: Iterable[Sequence[Any]]) -> I
 
 @contextmanager
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
-             wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
+             wrap: Callable[[Any], Any] = lambda link: link, drops: bool = True) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
-    workers = stages_of(tiny, stages)
+    workers = stages_of(tiny, stages, drops)
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, PipelineLimits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]

@@ -1,0 +1,151 @@
+"""Recurrent layers in a tree: each row continues the state of its own path, whatever is pruned, dropped or forgotten."""
+import random
+from itertools import cycle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import memory
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
+from model.sample import Sampler
+from model.tree import TokenTree
+from pipeline import decode as prefixes
+from pipeline.answers import Request
+from tests.saved import PROMPT
+from tests.test_exact import NEW, SAMPLERS, assert_exact, at_each_temperature
+from tests.test_many import run
+from tests.test_prunes import delaying, losing
+from tests.tiny import RECURRENT, SPECULATIVE, Oracle, add_anywhere, judge, pipeline, write
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+WINDOWS = RECURRENT.config.windows
+
+
+def path_of(tree, node):
+    path = [node]
+    while tree.nodes[path[0]].parent != path[0]:
+        path.insert(0, tree.nodes[path[0]].parent)
+    return path
+
+
+def features(tree, nodes, cache, text):
+    """Those of these nodes, which the whole model computes."""
+    cache.admit(nodes, [tree.nodes[node].parent for node in nodes], text)
+    tokens, positions = zip(*((tree.nodes[node].token, tree.nodes[node].pos) for node in nodes))
+    return RECURRENT.whole(torch.tensor(tokens), torch.tensor(positions), cache)
+
+
+def grown(seed, loss, *caches):
+    """Let a tree grow and be pruned at random, some prunes lost or late; give each segment to all caches."""
+    rng, late = random.Random(seed), []
+    tree = TokenTree([rng.randrange(50) for _ in range(9)], max_tokens=100)
+    for _ in range(8):
+        for _ in range(rng.randrange(8)):
+            add_anywhere(tree, rng, 4)
+        nodes = tree.cut(rng.randrange(1, 9), rng.randrange(1, 4))
+        nodes = [nodes[i] for i in caches[0].alive(nodes)]
+        text = sum(node not in tree.live for node in nodes)
+        if nodes:
+            yield tree, nodes, [features(tree, nodes, cache, text) for cache in caches]
+        if tree.unsent_text:
+            continue
+        judge(tree, rng.randrange(4))
+        message = tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon
+        if rng.random() < loss:
+            late.append(message)
+            continue
+        late.append(message)
+        for each in late[-2:][::-1]:
+            for cache in caches:
+                cache.prune(*each)
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), loss=st.sampled_from([0.0, 0.5, 1.0]))
+def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
+    cache = RECURRENT.new_cache(200, windows=WINDOWS)
+    for tree, nodes, [got] in grown(seed, loss, cache):
+        for node, feature in zip(nodes, got):
+            path = path_of(tree, node)
+            alone = RECURRENT.new_cache(len(path))
+            want = features(tree, path, alone, len(path))[-1]
+            torch.testing.assert_close(feature, want, atol=1e-9, rtol=1e-9)
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 10**6), loss=st.sampled_from([0.0, 0.5]))
+def test_room_for_one_state_gives_the_same_bits_as_room_for_all(seed, loss):
+    caches = []
+    for max_states in (1, 3, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "MAX_STATES", max_states)
+            caches.append(RECURRENT.new_cache(200, windows=WINDOWS))
+    for _, _, (first, *others) in grown(seed, loss, *caches):
+        assert all(torch.equal(first, other) for other in others)
+    assert [len(cache.states[0]._after) < size for cache, size in zip(caches, (1, 3, 100))] == [True] * 3
+
+
+def test_states_are_freed_with_what_no_longer_lives_and_inputs_are_dropped():
+    cache = RECURRENT.new_cache(400, windows=WINDOWS)
+    tree = TokenTree([node % 50 for node in range(100)], max_tokens=300)
+    while tree.unsent_text:
+        nodes = tree.cut(0, 7)
+        features(tree, nodes, cache, len(nodes))
+    cache.drop()
+    attention, inputs, *_ = cache.slots
+    assert attention.first == 0 and inputs.first > 80
+    state_bytes = cache.states[0].bytes
+
+    guesses = [tree.add(tree.tip, token, -0.1 * token) for token in range(1, 5)]
+    features(tree, tree.cut(), cache, 0)
+    assert cache.states[0].bytes == 5 * state_bytes
+    judge(tree, 2)
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent, [], tree.horizon)
+    assert tree.tip == guesses[1] and cache.states[0].bytes == state_bytes
+    assert cache.states[0].length == cache.settled == 101
+
+
+@pytest.mark.parametrize("strategy, stages, room, temperature", at_each_temperature(
+    *zip(["autoregressive", *SPECULATIVE], cycle([3, 1, 2]), cycle([1, 16, 2, 3]))))
+def test_every_strategy_writes_the_reference_text(monkeypatch, strategy, stages, room, temperature):
+    monkeypatch.setattr(memory, "MAX_STATES", room)
+    assert_exact(RECURRENT, stages, strategy, RECURRENT.eagle(), temperature)
+
+
+@pytest.mark.parametrize("strategy, spoil, temperature", at_each_temperature(
+    *zip(SPECULATIVE, cycle([losing(0.7, seed=5), delaying(8, seed=6), losing(1.0, seed=7)]))))
+def test_prunes_may_be_lost_or_late(strategy, spoil, temperature):
+    sampler = SAMPLERS[temperature]
+    text = RECURRENT.text(PROMPT, NEW, sampler)
+    with pipeline(RECURRENT, 3, strategy, Oracle(PROMPT + text), wrap=spoil) as decoder:
+        assert write(decoder, PROMPT, NEW, sampler) == text
+
+
+def test_a_recurrent_model_drafts_in_trees():
+    assert_exact(RECURRENT, 2, "streaming", RECURRENT.mixture("twin+suffix"), 1.0, PROMPT, PROMPT[:5])
+
+
+@pytest.mark.parametrize("strategy, spoil", [
+    ("streaming", delaying(6, seed=9)), ("continuous", losing(0.5, seed=8)), ("autoregressive", lambda link: link)])
+def test_requests_side_by_side_that_share_beginnings_write_what_each_writes_alone(strategy, spoil, monkeypatch):
+    monkeypatch.setattr(prefixes, "MIN_SHARED_TOKENS", 1)
+    common, turns = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4], []
+    for number, (temperature, given_up) in enumerate([(0.0, None), (1.0, None), (0.7, 2), (0.0, None), (1.0, None)]):
+        turns.append(((*common[:4 + number], number, 33), 10, temperature, 3, 1.0, given_up))
+    first_text = RECURRENT.text(list(turns[0][0]), 10, Sampler())
+    turns.append(((*turns[0][0], *first_text, 7, 8), 10, 1.0, 5, 1.0, None))
+
+    with pipeline(RECURRENT, 3, strategy, Mixture([], Suffix()), wrap=spoil, drops=False) as decoder:
+        decoder.max_running, decoder.reuses_texts = 4, True
+        answers = run(decoder, turns, 4)
+        for number, (answer, given_up) in answers.items():
+            prompt, new, temperature, seed, *_ = turns[number]
+            text = RECURRENT.text(list(prompt), new, Sampler(temperature, seed=seed))
+            assert answer.token_ids == (text[:answer.new_tokens] if given_up else text)
+        for end in (0, 10, 6):  # behind a prompt, behind an answer, and in the middle of one
+            text = [*turns[0][0], *first_text[:end], end]
+            again = decoder.complete(Request(text, Sampler(), 10))
+            assert again.token_ids == RECURRENT.text(text, 10, Sampler()) and again.reused_tokens > 4
