@@ -34,6 +34,7 @@ from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
 CLAMPED_GELU = 1.702  # factor in the sigmoid of GPT-OSS's gate
+LEAST_WEIGHT = 1e-6  # added to the sum of the weights of a row's experts
 LEAST_SQUARE = 1e-6  # added to the squared length of a delta net's queries and keys
 OPT_OFFSET = 2  # rows of OPT's learned positions before the first position
 Product = Callable[[Tensor], Tensor]
@@ -49,6 +50,7 @@ class Scales(NamedTuple):
     score_cap: float = 0.0
     logit_cap: float = 0.0
     clamp: float = 0.0  # of GPT-OSS's feed-forward
+    experts: float = 1.0  # factor of the weights of experts that are chosen by sigmoids
 
     @staticmethod
     def read(fields: Mapping[str, Any], family: Family) -> Scales:
@@ -61,7 +63,8 @@ class Scales(NamedTuple):
             logits=fields.get("logits_scaling") or 1.0,
             score_cap=fields.get("attn_logit_softcapping") or 0.0,
             logit_cap=fields.get("final_logit_softcapping") or 0.0,
-            clamp=fields["swiglu_limit"] if family.clamped else 0.0)
+            clamp=fields["swiglu_limit"] if family.clamped else 0.0,
+            experts=fields.get("routed_scaling_factor") or 1.0)
 
 
 class DeltaSizes(NamedTuple):
@@ -114,6 +117,8 @@ class LlamaConfig:
     experts: int = 0  # experts of a layer, each `intermediate` wide; 0: a single feed-forward
     chosen: int = 0  # experts that compute a row
     renorms_experts: bool = True  # whether the weights of these experts add up to 1
+    dense_layers: int = 0  # first layers without experts, of this width:
+    dense_width: int = 0
     shared_expert: int = 0  # the width of an expert that computes all rows; 0: there is none
 
     @staticmethod
@@ -161,6 +166,7 @@ class LlamaConfig:
             tied=bool(fields.get("tie_word_embeddings", family.tied)),
             experts=fields[family.experts[0]] if family.experts else 0,
             chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True),
+            dense_layers=fields.get("num_dense_layers") or 0, dense_width=fields.get("intermediate_size") or 0,
             shared_expert=fields.get("shared_expert_intermediate_size") or 0)
 
     def within(self, length: int) -> LlamaConfig:
@@ -185,6 +191,10 @@ class LlamaConfig:
     def kind(self, layer: int) -> str:
         """Return the kind of recurrent layer that a layer is; empty for attention."""
         return self.recurrent[layer % len(self.recurrent)] if self.recurrent else ""
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether the feed-forward of a layer is a mixture of experts."""
+        return self.experts > 0 and layer >= self.dense_layers
 
     def memory(self, layer: int) -> MemoryForm | None:
         """Return what a recurrent layer keeps; None for attention."""
@@ -465,11 +475,10 @@ class MLP(nn.Module):
 
     fusible = ("gate_proj", "up_proj")
 
-    def __init__(self, c: LlamaConfig, width: int = 0) -> None:
+    def __init__(self, c: LlamaConfig, width: int) -> None:
         super().__init__()
         self.fused_product: Product | None = None
         self.gelu, self.clamp = c.family.gelu, c.scales.clamp
-        width = width or c.intermediate
         gate = linear(c.hidden, width, c.family.bias)
         self.gate_proj = gate if c.family.gated else None
         self.up_proj = linear(c.hidden, width, c.family.bias)
@@ -492,7 +501,8 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts: each row goes through the few feed-forwards to which the router gives the largest weights.
+    """A mixture of experts: each row goes through the few feed-forwards to which the router gives the largest weights,
+    and perhaps through one for all rows, with a gate.
 
     Rows are grouped by expert, and only chosen experts are computed. Their outputs for a row are summed in the order of
     the experts' numbers, whatever other rows are in the batch.
@@ -500,9 +510,11 @@ class Experts(nn.Module):
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.chosen, self.renorms_experts = c.chosen, c.renorms_experts
+        self.chosen, self.renorms_experts, self.scale = c.chosen, c.renorms_experts, c.scales.experts
         self.router = linear(c.hidden, c.experts, c.family.bias)
-        experts = [MLP(c) for _ in range(c.experts)]
+        bias = torch.empty(c.experts, device="meta")
+        self.expert_bias = nn.Parameter(bias, requires_grad=False) if c.family.sigmoid_router else None
+        experts = [MLP(c, c.intermediate) for _ in range(c.experts)]
         self.experts = nn.ModuleList(experts)
         self.shared_expert = MLP(c, c.shared_expert) if c.shared_expert else None
         self.shared_expert_gate = linear(c.hidden, 1) if c.shared_expert else None
@@ -522,6 +534,14 @@ class Experts(nn.Module):
         """Return the weights and the numbers of the experts of each row, `[T, chosen]`."""
         logit_TX = self.router(x_TD)
         logit_TX = logit_TX.to(torch.promote_types(torch.float32, logit_TX.dtype))
+        if self.expert_bias is not None:
+            all_weights_TX = torch.sigmoid(logit_TX)
+            expert_TC = (all_weights_TX + self.expert_bias).topk(self.chosen, -1).indices
+            weight_TC = all_weights_TX.gather(-1, expert_TC)
+            if self.renorms_experts:
+                weight_TC = weight_TC / (weight_TC.sum(-1, keepdim=True) + LEAST_WEIGHT)
+            return (weight_TC * self.scale).to(x_TD.dtype), expert_TC
+
         if not self.renorms_experts:
             logit_TX = torch.log_softmax(logit_TX, -1)
 
@@ -551,7 +571,7 @@ class Layer(nn.Module):
             self.self_attn = Attention(c, number)
         self.after_attention = norm(c) if norms_after else nn.Identity()
         self.post_attention_layernorm = norm(c) if norms_before else nn.Identity()
-        self.mlp = Experts(c) if c.experts else MLP(c)
+        self.mlp = Experts(c) if c.has_experts(number) else MLP(c, c.dense_width if c.experts else c.intermediate)
         self.after_mlp = norm(c) if norms_after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:

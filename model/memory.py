@@ -8,7 +8,7 @@ Shapes: T rows, W inputs that a step reads, N numbers of an input, M of an outpu
 """
 from __future__ import annotations
 
-from typing import Container, NamedTuple, Protocol, Tuple
+from typing import Container, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class MemoryForm(NamedTuple):
     """The numbers that a recurrent layer keeps."""
 
     input_width: int  # of each node
-    state_shape: Tuple[int, ...] = ()  # of the state after a path; empty: outputs follow from the last inputs alone
+    state_shape: tuple[int, ...] = ()  # of the state after a path; empty: outputs follow from the last inputs alone
 
 
 class Recurrence(Protocol):

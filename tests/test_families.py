@@ -610,5 +610,6 @@ def test_opt_is_split_under_the_names_of_its_older_files_too(tmp_path):
 
 
 def test_every_family_is_tried():
-    known = {f.architecture for f in FAMILIES.values()} - {"MiMoForCausalLM"}  # test_mtp.py: it is not in transformers
+    elsewhere = {"MiMoForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}  # not in 4.57
+    known = {f.architecture for f in FAMILIES.values()} - elsewhere
     assert {MODELS[name][0] + "ForCausalLM" for name in MODELS} == known

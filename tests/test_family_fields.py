@@ -25,12 +25,12 @@ from tests.json_files import save_json
 from tests.test_families import PROMPT, VOCAB, config_class
 
 NUM_LAYERS, NUM_NEW, TRAINED_LENGTH = 4, 5, 40
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, DELTA = "full_attention", "sliding_attention", "linear_attention"
 CLASS_NAMES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2", "opt": "OPT",
     "smollm3": "SmolLM3", "phi3": "Phi3", "olmo2": "Olmo2", "granite": "Granite", "glm": "Glm", "glm4": "Glm4",
     "ministral": "Ministral", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "mixtral": "Mixtral",
-    "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
+    "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "lfm2": "Lfm2", "qwen3_next": "Qwen3Next"}  # of this transformers
 LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.3, 2.0], "long_factor": [1.0, 4.0, 9.0]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH}
 LINEAR = {"type": "linear", "rope_type": "linear", "factor": 4.0}
@@ -46,13 +46,21 @@ VALUES = {  # of fields that are read: the value in the drawn config, and others
     "attention_bias": (True, [False, None]), "partial_rotary_factor": (0.5, [1.0]),
     "rms_norm_eps": (1e-5, [0.5]), "rope_theta": (10000.0, [100.0]), "tie_word_embeddings": (False, [True]),
     "rope_scaling": (None, [LINEAR, YARN, {**YARN, "truncate": None, "beta_fast": 4.0}]),
-    "num_key_value_heads": (2, [1])}
+    "num_key_value_heads": (2, [1]), "full_attn_idxs": ([1, 3], [[0, 3]]), "conv_L_cache": (3, [2]),
+    "block_auto_adjust_ff_dim": (True, [False]), "block_ffn_dim_multiplier": (1.0, [1.5]),
+    "block_multiple_of": (8, [10]), "block_ff_dim": (40, [60]), "norm_eps": (1e-5, [0.5]), "theta": (10000.0, [100.0]),
+    "tie_embedding": (False, [True]), "full_attention_interval": (2, [3]), "linear_conv_kernel_dim": (4, [2]),
+    "linear_key_head_dim": (8, [12]), "linear_value_head_dim": (12, [8]), "linear_num_key_heads": (2, [1]),
+    "linear_num_value_heads": (4, [2]), "shared_expert_intermediate_size": (24, [16])}
 SPECIAL = {  # families in which other values show more
     "phi3": {"rope_scaling": (LONGROPE, [None]), "original_max_position_embeddings": (TRAINED_LENGTH, [130]),
              "partial_rotary_factor": (0.5, [])},  # another one needs other factors
     "olmo2": {"rope_scaling": (None, [{"type": "linear", "factor": 4.0}])},
     "ministral": {"sliding_window": (25, [8])}, "gemma2": {"sliding_window": (25, [8])},
-    "gemma3_text": {"sliding_window": (25, [8])}, "gpt_oss": {"sliding_window": (25, [8])}}
+    "gemma3_text": {"sliding_window": (25, [8])}, "gpt_oss": {"sliding_window": (25, [8])},
+    "lfm2": {"layer_types": (None, [["conv", "conv", FULL, "conv"]]), "rms_norm_eps": (1e-5, []),
+             "rope_theta": (10000.0, []), "tie_word_embeddings": (False, [])},  # which have other names there
+    "qwen3_next": {"layer_types": (None, [[FULL, DELTA, DELTA, FULL]])}}
 REFUSED_VALUES = {
     "hidden_act": "gelu", "hidden_activation": "silu", "attention_bias": True, "mlp_bias": True,
     "partial_rotary_factor": 0.25, "use_bidirectional_attention": True, "mlp_only_layers": [1],
@@ -161,7 +169,7 @@ def moves(compared, base):
     return not torch.allclose(compared.scores, base.scores, atol=1e-3)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CLASS_NAMES)
 def test_a_field_that_is_read_is_read_as_by_transformers(model_type, tmp_path):
     config = drawn(model_type)
     base = Compared(config, tmp_path / "base")
@@ -176,7 +184,7 @@ def test_a_field_that_is_read_is_read_as_by_transformers(model_type, tmp_path):
             changed.agrees()
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CLASS_NAMES)
 def test_a_field_that_is_not_read_is_ignored_as_by_transformers(model_type, tmp_path):
     config, fields = drawn(model_type), FAMILIES[model_type].fields
     every_value = {**{field: other_values[0] for field, (_, other_values) in VALUES.items()}, **REFUSED_VALUES,
@@ -188,7 +196,7 @@ def test_a_field_that_is_not_read_is_ignored_as_by_transformers(model_type, tmp_
     assert LlamaConfig.read({**config, **unread}) == LlamaConfig.read(config)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CLASS_NAMES)
 def test_a_value_is_refused_by_name_only_where_transformers_computes_something_else(model_type, tmp_path):
     config, supported = drawn(model_type), FAMILIES[model_type].supported
     base = Compared(config, tmp_path / "base")
@@ -204,7 +212,7 @@ def test_a_value_is_refused_by_name_only_where_transformers_computes_something_e
                 assert field in ("partial_rotary_factor", "layer_norm_elementwise_affine")
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CLASS_NAMES)
 def test_an_omitted_field_has_the_default_of_its_class(model_type):
     their_class, defaults = config_class(CLASS_NAMES[model_type]), FAMILIES[model_type].defaults
     parameters = inspect.signature(their_class.__init__).parameters

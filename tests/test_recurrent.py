@@ -1,4 +1,4 @@
-"""Recurrent layers in a tree: each row continues the state of its own path, whatever is pruned, dropped or forgotten."""
+"""Recurrent layers in a tree: a row continues the state of its own path, whatever is pruned, dropped or forgotten."""
 import random
 from itertools import cycle
 

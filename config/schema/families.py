@@ -11,7 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence, Tuple
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import short_repr
 
-RECURRENT = CONVOLUTION, DELTA_NET = "conv", "linear_attention"  # kinds of layers without attention, as configs and tensors name them
+RECURRENT = CONVOLUTION, DELTA_NET = "conv", "linear_attention"  # kinds of layers without attention in configs
 Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, and LLaMA's words for them, applied in order
 AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
 SANDWICH = *AFTER, (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
@@ -39,9 +39,9 @@ LFM2 = (
     (r"\.operator_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
     (r"\.embedding_norm\.", ".norm."), (r"\.q_layernorm\.", ".q_norm."), (r"\.k_layernorm\.", ".k_norm."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.feed_forward\.", ".mlp."), *MIXTRAL[1:])
-ADJUSTED = "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"
-LFM2_DEFAULTS = {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
-                 "conv_L_cache": 3, "rope_theta": 1e6, "num_key_value_heads": 8, "norm_eps": 1e-5}
+LFM2_ADJUSTED = {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+LFM2_MOE = {"num_dense_layers": 2, "routed_scaling_factor": 1.0, "norm_topk_prob": True}
+LFM2_DEFAULTS = {"conv_L_cache": 3, "rope_theta": 1e6, "num_key_value_heads": 8, "norm_eps": 1e-5}
 LFM2_FIELDS = {  # as the first published configs name them
     "norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size", "theta": "rope_theta",
     "tie_embedding": "tie_word_embeddings"}
@@ -70,7 +70,7 @@ DELTA_FIELDS = (
 DELTA_DEFAULTS = {
     "partial_rotary_factor": 0.25, "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
-PARTIAL: Supported = {**GATE, "attention_bias": (False, None), "attn_output_gate": (True, None)}
+PARTIAL: Supported = {**GATE, "attention_bias": (False, None)}
 DELTA: dict[str, Any] = {
     "head_norms": True, "norm_weight_plus_one": True, "output_gate": True, "layer_kinds": ("full_attention", DELTA_NET)}
 
@@ -98,6 +98,7 @@ class Family:
     experts: tuple[str, ...] = ()  # config fields of the number of experts per layer, and of their width
     output_gate: bool = False  # each head's output is multiplied by a gate, which is a part of its query
     sinks: bool = False  # each head has a score without a value
+    sigmoid_router: bool = False  # experts are chosen by sigmoids and a bias, not by softmax
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # that its layers may be
     names: Renamed = ()  # of tensors
@@ -162,8 +163,14 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                                   "num_key_value_heads": 4},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
     "lfm2": Family("Lfm2ForCausalLM", tied=True, head_norms=True, layer_kinds=("full_attention", CONVOLUTION),
-                   names=LFM2, renamed_fields=LFM2_FIELDS, defaults=LFM2_DEFAULTS, supported=SHORT_CONVOLUTIONS,
-                   reads=("layer_types", "full_attn_idxs", "conv_L_cache", *ADJUSTED)),
+                   names=LFM2, renamed_fields=LFM2_FIELDS, supported=SHORT_CONVOLUTIONS,
+                   defaults={**LFM2_DEFAULTS, **LFM2_ADJUSTED},
+                   reads=("layer_types", "full_attn_idxs", "conv_L_cache", *LFM2_ADJUSTED)),
+    "lfm2_moe": Family("Lfm2MoeForCausalLM", tied=True, head_norms=True, layer_kinds=("full_attention", CONVOLUTION),
+                       experts=EXPERTS, sigmoid_router=True, names=(*LFM2, (r"\.mlp\.gate\.", ".mlp.router.")),
+                       renamed_fields=LFM2_FIELDS, defaults={**LFM2_DEFAULTS, **LFM2_MOE},
+                       supported={**SHORT_CONVOLUTIONS, "use_expert_bias": (True,)},
+                       reads=("layer_types", "conv_L_cache", *LFM2_MOE)),
     "qwen3_next": Family("Qwen3NextForCausalLM", experts=EXPERTS, names=((r"\.mlp\.gate\.", ".mlp.router."),), **DELTA,
                          reads=(*DELTA_FIELDS, "norm_topk_prob", "shared_expert_intermediate_size"),
                          supported={**PARTIAL, "mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},

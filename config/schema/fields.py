@@ -72,12 +72,13 @@ CONFIG = _by_name(
      linear_num_value_heads"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     max_position_embeddings block_ff_dim block_multiple_of shared_expert_intermediate_size"""),  # float32 positions are not exact beyond
-    (ROWS_OR_NONE, "max_window_layers sliding_window"),
+     block_ff_dim block_multiple_of shared_expert_intermediate_size max_position_embeddings"""),
+    # float32 positions are not exact beyond
+    (ROWS_OR_NONE, "max_window_layers sliding_window num_dense_layers"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
-     attention_multiplier logits_scaling block_ffn_dim_multiplier"""),
+     attention_multiplier logits_scaling block_ffn_dim_multiplier routed_scaling_factor"""),
     (FLAG, """use_sliding_window norm_topk_prob tie_word_embeddings tie_embedding block_auto_adjust_ff_dim
-     conv_bias"""),
+     conv_bias use_expert_bias"""),
     (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config dflash_config"),
     (WAVE, "rope_theta rope_local_base_freq theta"),
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
@@ -88,7 +89,7 @@ CONFIG = _by_name(
     (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"),
-    (FLAG, "truncate mrope_interleaved"), (list_of(COUNT, 16), "mrope_section"),  # the last two are of images
+    (FLAG, "truncate mrope_interleaved"), (list_of(COUNT, 16), "mrope_section"),  # the last two concern images
     (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),
     (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
     (TRAINED, "original_max_position_embeddings"), (PART, "partial_rotary_factor"))

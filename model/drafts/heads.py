@@ -65,7 +65,7 @@ class MidLayer(nn.Module):
             wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
 
-        self.mlp = MLP(c)
+        self.mlp = MLP(c, c.intermediate)
         self.hidden_norm = RMSNorm(c.hidden, c.eps)
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)

@@ -155,13 +155,13 @@ def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, TensorShape]]:
     if not sizes.tied:
         yield HEAD, (sizes.vocab, sizes.hidden)
 
-    shapes_of_kinds: dict[str, list[tuple[str, TensorShape]]] = {}
-    for number in range(sizes.layers):
-        kind = sizes.kind(number)
+    shapes_of_kinds: dict[tuple[str, bool], list[tuple[str, TensorShape]]] = {}
+    for layer in range(sizes.layers):
+        kind = sizes.kind(layer), sizes.has_experts(layer)
         if kind not in shapes_of_kinds:
-            parameters = Layer(sizes, number=number).named_parameters()
+            parameters = Layer(sizes, number=layer).named_parameters()
             shapes_of_kinds[kind] = [(name, tuple(parameter.shape)) for name, parameter in parameters]
-        yield from ((f"model.layers.{number}.{name}", shape) for name, shape in shapes_of_kinds[kind])
+        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in shapes_of_kinds[kind])
 
 
 def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, TensorShape]],

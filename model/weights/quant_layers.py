@@ -24,7 +24,8 @@ from model.weights.onednn import packed
 from model.weights.quant import BLOCK_SIZE, LIBRARY_KINDS, Recast, quantized_forms, quantized_tensors, rounded
 
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
-PLAIN_LAYERS = ("lm_head", "router", "shared_expert_gate", "in_proj_a", "in_proj_b")  # names of linear layers that are never quantized
+PLAIN_LAYERS = (  # names of linear layers that are never quantized
+    "lm_head", "router", "shared_expert_gate", "in_proj_a", "in_proj_b")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
 LARGE_BYTES = 4 << 20  # more than the logits of a usual step, whose pages would have to be cleared in each one
 MAX_ERROR = 0.2  # relative error of the trial layer's outputs; 4 bits have about 0.1

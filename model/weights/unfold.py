@@ -13,6 +13,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from config.schema.families import Family
 from model.llama import DeltaSizes, LlamaConfig
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.packed import COMPANIONS, Conversion, check_method, mxfp4, unfolding_of
@@ -23,6 +24,7 @@ MULTIMODAL_NAMES = (  # of the text's part of a multimodal model, and what repla
 VISION = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 FUSED_LAYERS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # layers for multi-token prediction, which are a draft head
+UNREAD = re.compile(r"^mtp\.")  # such layers of Qwen3-Next
 LINEAR_LAYER = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 ROTATED_LAYER = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 PACKED_WEIGHT = re.compile(r"\.(qweight|weight_packed)$")
@@ -61,7 +63,7 @@ class Unfolded(Checkpoint):
         forms = {name: location.form for name, location in self._locations.items()}
         is_quantized = bool(self.config.get("quantization_config"))
         for source_name in self._locations:
-            is_unused = BUFFER.search(source_name) or VISION.search(source_name) or AHEAD.search(source_name)
+            is_unused = any(pattern.search(source_name) for pattern in (BUFFER, VISION, AHEAD, UNREAD))
             if is_unused or is_quantized and source_name.endswith(COMPANIONS):
                 continue
 
@@ -70,7 +72,7 @@ class Unfolded(Checkpoint):
                 name = re.sub(pattern, replacement, name)
             all_experts = ALL_EXPERTS.search(name)
             if all_experts:
-                views.update(_views_of_experts(name, all_experts[1], forms))
+                views.update(_views_of_experts(name, source_name, all_experts[1], forms, sizes.family))
                 continue
 
             whole_view = View(forms[source_name], (source_name,))
@@ -195,40 +197,46 @@ def _half_a_head_apart(sizes: LlamaConfig, convert: Conversion) -> Conversion:
     return reordered
 
 
-# --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
+# --- experts in one tensor, as GPT-OSS and Qwen3.5 have them ----------------------------------------------------------
 
-def _views_of_experts(name: str, layer_name: str, forms: Mapping[str, TensorForm]) -> Iterator[NamedView]:
-    """Yield the weights or biases of each expert separately; gate and up alternate in the fused rows."""
+def _views_of_experts(name: str, source_name: str, layer_name: str, forms: Mapping[str, TensorForm],
+                      family: Family) -> Iterator[NamedView]:
+    """Yield the weights or biases of each expert separately; gate and up alternate in the fused rows of GPT-OSS, whose
+    weights are transposed, and follow one another in others'."""
     if name.endswith("_scales"):  # which are read together with their blocks
         return
 
     kind = "bias" if name.endswith("_bias") else "weight"
-    source_names: tuple[str, ...] = (name,)
-    dtype, (num_experts, *shape) = forms[name].dtype, forms[name].shape
+    is_transposed = kind == "weight" and family.clamped
+    source_names: tuple[str, ...] = (source_name,)
+    dtype, (num_experts, *shape) = forms[source_name].dtype, forms[source_name].shape
     if name.endswith("_blocks"):
-        dtype, source_names = torch.bfloat16, (name, name[:-len("blocks")] + "scales")
+        dtype, source_names = torch.bfloat16, (source_name, source_name[:-len("blocks")] + "scales")
         shape = [shape[0], math.prod(shape[1:]) * 2]
-    elif kind == "weight":
+    elif is_transposed:
         shape = shape[::-1]
 
-    parts = [("gate_proj", 0, 2), ("up_proj", 1, 2)]  # name, first row, step from row to row
+    half = shape[0] // 2
+    rows_of_parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
     if layer_name == "down_proj":
-        parts = [(layer_name, 0, 1)]
+        rows_of_parts = {layer_name: slice(None)}
+    elif family.clamped:
+        rows_of_parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+
     name_before = name[:name.index(layer_name)]
     for expert in range(num_experts):
-        for part_name, first_row, row_step in parts:
-            convert = _rows_of_expert(first_row, row_step, kind == "weight")
-            form = TensorForm(dtype, (shape[0] // row_step, *shape[1:]))
-            view = View(form, source_names, convert, (expert, expert + 1))
+        for part_name, rows in rows_of_parts.items():
+            form = TensorForm(dtype, (shape[0] // len(rows_of_parts), *shape[1:]))
+            view = View(form, source_names, _rows_of_expert(rows, is_transposed), (expert, expert + 1))
             yield f"{name_before}{expert}.{part_name}.{kind}", view
 
 
-def _rows_of_expert(first_row: int, row_step: int, is_weight: bool) -> Conversion:
+def _rows_of_expert(rows: slice, is_transposed: bool) -> Conversion:
     def convert(source_tensors: Sequence[Tensor]) -> Tensor:
         if len(source_tensors) == 2:
             blocks, scales = source_tensors
-            return mxfp4(blocks[0], scales[0])[first_row::row_step]
+            return mxfp4(blocks[0], scales[0])[rows]
         whole = source_tensors[0][0]
-        return (whole.t() if is_weight else whole)[first_row::row_step]
+        return (whole.t() if is_transposed else whole)[rows]
 
     return convert
