@@ -18,6 +18,7 @@ from launch.spec import RankSpec
 from model.attention import MAX_WIDENED
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
+from model.memory import MAX_STATES
 from model.slots import BLOCK_SLOTS
 from model.weights.blocks import block_type, plain_shape
 from model.weights.checkpoint import Checkpoint, TensorForm
@@ -94,7 +95,7 @@ def _stage(spec: RankSpec) -> Need:
 
     step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
-    cache = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8")
+    cache = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8", part.layers[0])
     return Need(weights, cache, workspace + retained_bytes)
 
 
@@ -171,24 +172,27 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
     return 2 * largest.bytes + SCRATCH_BYTES * piece_weights
 
 
-def _cache(spec: RankSpec, sizes: LlamaConfig,
-           windows: Sequence[int], is_int8: bool) -> int:
+def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
+           is_int8: bool, first_layer: int = 0) -> int:
     """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice.
 
-    `windows` has the window of each layer, 0 if it sees the whole text.
+    `windows` has the window of each layer from the first one on, 0 if it sees the whole text.
     """
-    head_bytes = sizes.head_dim + 4 if is_int8 else sizes.head_dim * spec.like.element_size()
-    slot_bytes = 2 * sizes.kv_heads * head_bytes * spec.config.max_requests
-
+    type_bytes = spec.like.element_size()
+    head_bytes = sizes.head_dim + 4 if is_int8 else sizes.head_dim * type_bytes
     guess_slots = spec.slots - spec.context + _rows_of_one(spec)
-    window_slots = [window + BLOCK_SLOTS + guess_slots for window in windows if window]
-    layer_slots = [min(spec.slots, 3 * slots // 2) for slots in window_slots]
-    layer_slots += [spec.slots] * windows.count(0)
 
-    max_slots = sum(layer_slots)
+    slot_bytes = state_bytes = 0
+    for layer, window in enumerate(windows, first_layer):
+        num_slots = min(spec.slots, 3 * (window + BLOCK_SLOTS + guess_slots) // 2) if window else spec.slots
+        memory = sizes.memory(layer)
+        slot_bytes += num_slots * (memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes)
+        if memory and memory.state_shape:
+            state_bytes += (MAX_STATES + 1) * math.prod(memory.state_shape) * max(type_bytes, 4)  # one is computed
+
     if spec.device.type == "cuda":
-        max_slots = max_slots * 4 // 3
-    return slot_bytes * max_slots
+        slot_bytes = slot_bytes * 4 // 3
+    return (slot_bytes + state_bytes) * spec.config.max_requests
 
 
 def _rows(spec: RankSpec) -> int:
@@ -213,6 +217,8 @@ def _step(spec: RankSpec, sizes: LlamaConfig, quant: str, num_rows: int) -> int:
     table_bytes = 2 * sizes.context * sizes.head_dim * (type_bytes + 4) if sizes.family.rotary else 0
     heads_width = sizes.heads * sizes.head_dim
     row_width = 3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads_width
+    if sizes.recurrent:  # the last inputs of a row, and their products
+        row_width += 2 * (sizes.num_taps + 2) * (sizes.hidden + sum(sizes.delta.widths))
     activation_bytes = num_rows * row_width * wide_bytes
 
     # attention

@@ -7,17 +7,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.run_config import RunConfig
+from launch.build import build_stage
+from launch.memory import need
+from launch.pipeline import Pipeline
+from launch.spec import RankSpec
+from launch.split.write import Layout
 from model import memory
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from model.tree import TokenTree
+from model.weights.parts import Part
 from pipeline import decode as prefixes
 from pipeline.answers import Request
+from pipeline.trace import OFF
+from tests.checkpoints import refused, split_quietly
 from tests.saved import PROMPT
 from tests.test_exact import NEW, SAMPLERS, assert_exact, at_each_temperature
+from tests.test_families import NEW as NUM_NEW
+from tests.test_families import PROMPT as LONG_PROMPT
+from tests.test_families import Saved
 from tests.test_many import run
 from tests.test_prunes import delaying, losing
+from tests.test_recovery import struck
 from tests.tiny import RECURRENT, SPECULATIVE, Oracle, add_anywhere, judge, pipeline, write
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -149,3 +162,39 @@ def test_requests_side_by_side_that_share_beginnings_write_what_each_writes_alon
             text = [*turns[0][0], *first_text[:end], end]
             again = decoder.complete(Request(text, Sampler(), 10))
             assert again.token_ids == RECURRENT.text(text, 10, Sampler()) and again.reused_tokens > 4
+
+
+# --- models in folders -----------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3 next"])
+def saved(request, tmp_path_factory):
+    return Saved(request.param, tmp_path_factory.mktemp("recurrent"))
+
+
+@pytest.mark.parametrize("saved", ["qwen3 next"], indirect=True)
+def test_a_rank_that_is_lost_in_the_middle_reads_the_text_again(saved):
+    words = {"dtype": "float32", "threads_per_rank": 1, "max_length": 150, "draft": "suffix", "prompt_ids": "5",
+             "ignore_eos": True, "max_new_tokens": NUM_NEW}
+    with Pipeline.open(model_dir=str(saved.parts), **words) as opened:
+        assert struck(opened.stream(LONG_PROMPT), 4, (2,)) == saved.text
+        assert opened.generate(LONG_PROMPT).answer.token_ids == saved.text
+
+
+def test_states_and_inputs_are_counted_before_loading(saved):
+    for reuse in (False, True):
+        config = RunConfig(dtype="float32", max_length=150, device="cpu", reuse=reuse)
+        spec = RankSpec(config, Part(saved.parts / "stage_3"))
+        cache = build_stage(spec, OFF).cache(0)
+        kept_bytes = sum(memory.MAX_STATES * states.bytes for states in cache.states.values())  # and one is computed
+        for begin in range(0, cache.capacity, 50):
+            nodes = range(begin, min(begin + 50, cache.capacity))
+            cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
+            for states in cache.states.values():
+                states.length = cache.settled
+        stated_bytes = need(spec).cache
+        assert stated_bytes == cache.bytes + kept_bytes if reuse else stated_bytes >= cache.bytes + kept_bytes
+
+
+def test_ranks_do_not_share_recurrent_layers(saved, tmp_path):
+    with refused("which has recurrent layers: give each rank layers of its own"):
+        split_quietly(saved.base, tmp_path / "shared", "0+4", layout=Layout(shares=(1, 1)))

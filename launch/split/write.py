@@ -188,10 +188,11 @@ def _text_files(source: Checkpoint) -> list[str]:
 
 
 def check_group(num_ranks: int, c: LlamaConfig) -> None:
-    """Raise ValueError for layers that ranks cannot share, with a norm over all heads, or for far too many ranks."""
-    if num_ranks > 1 and c.family.wide_norms:
-        raise ValueError(f"{num_ranks} ranks cannot share a layer of a {c.family.architecture}, which norms all heads "
-                         "together: give each rank layers of its own, without --tp or tp=")
+    """Raise ValueError for layers that ranks cannot share, or for far too many ranks."""
+    reason = "norms all heads together" if c.family.wide_norms else "has recurrent layers" if c.recurrent else ""
+    if num_ranks > 1 and reason:
+        raise ValueError(f"{num_ranks} ranks cannot share a layer of a {c.family.architecture}, which {reason}: give "
+                         "each rank layers of its own, without --tp or tp=")
 
     max_ranks = max(c.heads, USUAL_RANKS)
     if num_ranks > max_ranks:
