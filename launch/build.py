@@ -17,7 +17,7 @@ from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.network import LMHead, read_all
 from model.llama import Logits, Slice, fill
 from model.native.layers import NativeSlice
-from model.native.linear import NativeProducts
+from model.native.linear import NativeProducts, load_with_products
 from model.sample import Penalties, Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD
@@ -83,6 +83,11 @@ def load_layers(spec: RankSpec, source: Checkpoint, is_shared: bool = False,
         native_slice = NativeSlice(body, weights, torch.get_num_threads(), windows)
         return_freed_memory()
         return native_slice
+
+    if spec.has_native_layers:
+        load_with_products(body, weights, NativeProducts(torch.get_num_threads()))
+        return_freed_memory()
+        return body
 
     load(body, spec.quant, weights, spec.dtype, spec.device)
     if not is_shared:  # members may send rows between the parts of a product

@@ -134,7 +134,7 @@ class RankSpec:
     def quant(self) -> str:
         """The kind of weights that the layers compute with; raises ValueError if the split holds another kind."""
         kind = self._wanted_quant
-        return "none" if kind == BLOCKS and self.reason_for_torch else kind
+        return "none" if kind == BLOCKS and not self.has_native_layers else kind
 
     @cached_property
     def _wanted_quant(self) -> str:
@@ -161,6 +161,13 @@ class RankSpec:
         if len(self.part.shares) > 1:
             return "ranks share them"
         return reason_against(self.sizes, self.dtype, self.device, self._wanted_quant)
+
+    @property
+    def has_native_layers(self) -> bool:
+        """Whether native kernels compute its layers: whole, or the products of recurrent models."""
+        is_alone = len(self.part.shares) == 1
+        has_products = is_alone and bool(self.sizes.recurrent) and self.has_native_products(self._wanted_quant)
+        return has_products or not self.reason_for_torch
 
     def has_native_products(self, kind: str) -> bool:
         """Whether native kernels compute this rank's linear layers outside of a stage, with this kind of weights."""

@@ -391,6 +391,28 @@ class Taps(nn.Module):
         return sum_TN.to(inputs_TWN.dtype)
 
 
+class DeltaRows(NamedTuple):
+    """What the rows of one path do to the state `[H, K, V]` of a delta net."""
+
+    queries: Tensor  # `[T, H, K]`, as keys
+    keys: Tensor
+    values: Tensor  # `[T, H, V]`
+    decays: Tensor  # `[T, H]`, as rates
+    rates: Tensor
+
+
+def continue_state(rows: DeltaRows, state_HKV: Tensor) -> Tensor:
+    """Continue a state by rows, token by token; return what they read of it `[T, H, V]`."""
+    out_THV = torch.empty_like(rows.values)
+    for row, (query_HK, key_HK, value_HV, decay_H, rate_H) in enumerate(zip(*rows)):
+        state_HKV *= decay_H[:, None, None]
+        recalled_HV = (state_HKV * key_HK[..., None]).sum(1)
+        difference_HV = (value_HV - recalled_HV) * rate_H[:, None]
+        state_HKV += key_HK[..., None] * difference_HV[:, None]
+        out_THV[row] = (state_HKV * query_HK[..., None]).sum(1)
+    return out_THV
+
+
 class DeltaNet(nn.Module):
     """Qwen3-Next's recurrent layer: a state that decays, and learns the difference to what it recalls for a key.
 
@@ -403,6 +425,7 @@ class DeltaNet(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.sizes, self.num_taps = c.delta, c.num_taps
+        self.continue_state = continue_state
         input_width, value_width, num_heads = sum(c.delta.widths), c.delta.widths[-1], c.delta.value_heads
 
         # products
@@ -444,20 +467,13 @@ class DeltaNet(nn.Module):
         query_THK, key_THK = self._unit(query_TN), self._unit(key_TN)
         query_THK = query_THK * self.sizes.key_dim ** -0.5
         value_THV = value_TN.unflatten(1, (-1, self.sizes.value_dim))
-        rate_TH, decay_TH = rate_decay_TN[:, -1].contiguous().chunk(2, -1)
-        rate_TH1 = torch.sigmoid(rate_TH)[..., None]
-        speed_H = self.A_log.to(state.dtype).exp()
-        decay_TH = torch.exp(-speed_H * F.softplus(decay_TH + self.dt_bias.to(state.dtype)))
+        rate_TH, step_TH = for_sums(rate_decay_TN[:, -1]).chunk(2, -1)
+        log_speed_H, dt_bias_H = (for_sums(x.to(state.dtype)) for x in (self.A_log, self.dt_bias))
+        decay_TH = torch.exp(-log_speed_H.exp() * F.softplus(step_TH + dt_bias_H))
 
-        # token by token
-        out_THV = torch.empty_like(value_THV)
-        for row, (query_HK, key_HK) in enumerate(zip(query_THK, key_THK)):
-            state *= decay_TH[row, :, None, None]
-            recalled_HV = (state * key_HK[..., None]).sum(1)
-            difference_HV = (value_THV[row] - recalled_HV) * rate_TH1[row]
-            state += key_HK[..., None] * difference_HV[:, None]
-            out_THV[row] = (state * query_HK[..., None]).sum(1)
-        return out_THV.flatten(1)
+        decays_and_rates = (x.to(state.dtype) for x in (decay_TH, torch.sigmoid(rate_TH)))
+        rows = DeltaRows(query_THK, key_THK, value_THV, *decays_and_rates)
+        return self.continue_state(rows, state).flatten(1)
 
     def _unit(self, x_TN: Tensor) -> Tensor:
         """Return queries or keys of each value head, of length 1."""
@@ -527,7 +543,8 @@ class Experts(nn.Module):
             weighted_TD = self.experts[number](x_TD[rows]) * weight_TC[rows, choices, None]
             out_TD.index_add_(0, rows, weighted_TD)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out_TD = out_TD + torch.sigmoid(self.shared_expert_gate(x_TD)) * self.shared_expert(x_TD)
+            gate_T1 = torch.sigmoid(for_sums(self.shared_expert_gate(x_TD))).to(x_TD.dtype)
+            out_TD = out_TD + gate_T1 * self.shared_expert(x_TD)
         return out_TD
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -535,7 +552,7 @@ class Experts(nn.Module):
         logit_TX = self.router(x_TD)
         logit_TX = logit_TX.to(torch.promote_types(torch.float32, logit_TX.dtype))
         if self.expert_bias is not None:
-            all_weights_TX = torch.sigmoid(logit_TX)
+            all_weights_TX = torch.sigmoid(for_sums(logit_TX)).to(logit_TX.dtype)
             expert_TC = (all_weights_TX + self.expert_bias).topk(self.chosen, -1).indices
             weight_TC = all_weights_TX.gather(-1, expert_TC)
             if self.renorms_experts:

@@ -97,8 +97,8 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "lfm2": gated("Lfm2", hidden_size=64, layer_types=MIXED, block_multiple_of=32),
     "lfm2 with wide convolutions": gated("Lfm2", layer_types=MIXED[::-1], block_auto_adjust_ff_dim=False,
                                          conv_L_cache=5, tie_word_embeddings=False),
-    "qwen3 next": gated("Qwen3Next", hidden_size=64, **DELTA, **SPARSE, shared_expert_intermediate_size=56,
-                        norm_topk_prob=True),
+    "qwen3 next": gated("Qwen3Next", hidden_size=64, **DELTA, **{**SPARSE, "moe_intermediate_size": 48},
+                        shared_expert_intermediate_size=64, norm_topk_prob=True),
     "qwen3 next, one head, more convolutions": gated(
         "Qwen3Next", **{**DELTA, "linear_num_key_heads": 1}, **SPARSE, shared_expert_intermediate_size=24,
         linear_conv_kernel_dim=3, full_attention_interval=2, tie_word_embeddings=True),

@@ -278,7 +278,7 @@ def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
 
 # --- the border -------------------------------------------------------------------------------------------------------
 
-C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment"
+C_STRUCTURES = "Weight", "Slots", "Layer", "Model", "Request", "Segment", "DeltaRows"
 CONSTANTS = "PANEL", "FLOAT32", "BFLOAT16", "INT8", "SUBGROUP_INT8", "INT4"
 RESULTS = "DONE", "GIVEN_UP", "NO_MEMORY"
 
@@ -527,7 +527,7 @@ FOREIGN = {  # by compiler: how to run what it makes
 def compiled_output(compiler_name, runner, level, source, program):
     """What a program that includes slice.c prints, compiled for a level."""
     kinds = [flag for flag in compiler.STRICT_FLAGS if flag not in ("-shared", "-fPIC")]
-    sources = [str(source), str(compiler.SOURCE_FOLDER / "pool.c")]
+    sources = [str(source), *(str(compiler.SOURCE_FOLDER / name) for name in ("delta.c", "pool.c"))]
     statically = ["-static"] if runner else []
     command = [compiler_name, *kinds, *level.flags, f"-I{compiler.SOURCE_FOLDER}", *statically, *sources]
     subprocess.run([*command, "-o", str(program), "-lm"], check=True)

@@ -1,7 +1,9 @@
 """Recurrent layers in a tree: a row continues the state of its own path, whatever is pruned, dropped or forgotten."""
 import random
+from dataclasses import replace
 from itertools import cycle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,13 +18,20 @@ from launch.split.write import Layout
 from model import memory
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
+from model.llama import DeltaRows, Slice
+from model.native import compiler
+from model.native.linear import NativeProducts, load_with_products
 from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.parts import Part
+from model.weights.quant import Recast
+from model.weights.quant_layers import load
+from model.weights.unfold import Unfolded
 from pipeline import decode as prefixes
 from pipeline.answers import Request
 from pipeline.trace import OFF
 from tests.checkpoints import refused, split_quietly
+from tests.same_rows import alone, in_trees
 from tests.saved import PROMPT
 from tests.test_exact import NEW, SAMPLERS, assert_exact, at_each_temperature
 from tests.test_families import NEW as NUM_NEW
@@ -31,7 +40,7 @@ from tests.test_families import Saved
 from tests.test_many import run
 from tests.test_prunes import delaying, losing
 from tests.test_recovery import struck
-from tests.tiny import RECURRENT, SPECULATIVE, Oracle, add_anywhere, judge, pipeline, write
+from tests.tiny import RECURRENT, SPECULATIVE, Oracle, add_anywhere, judge, pipeline, random_tensor, write
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 WINDOWS = RECURRENT.config.windows
@@ -198,3 +207,68 @@ def test_states_and_inputs_are_counted_before_loading(saved):
 def test_ranks_do_not_share_recurrent_layers(saved, tmp_path):
     with refused("which has recurrent layers: give each rank layers of its own"):
         split_quietly(saved.base, tmp_path / "shared", "0+4", layout=Layout(shares=(1, 1)))
+
+
+# --- native kernels ---------------------------------------------------------------------------------------------------
+
+def delta_rows(num_rows, num_heads, key_dim, value_dim, dtype=torch.float32):
+    """Rows of a path with queries and keys of length 1."""
+    shapes = [(num_rows, num_heads, size) for size in (key_dim, key_dim, value_dim)] + [(num_rows, num_heads)] * 2
+    query, key, value, decay, rate = (random_tensor(seed, *shape) for seed, shape in enumerate(shapes))
+    unit = (x / x.norm(dim=-1, keepdim=True) for x in (query, key))
+    return DeltaRows(*(x.to(dtype) for x in (*unit, value, torch.sigmoid(decay), torch.sigmoid(rate))))
+
+
+@pytest.mark.parametrize("level", compiler.levels(), ids=lambda level: level.name)
+@pytest.mark.parametrize("sizes", [(3, 16, 8), (2, 5, 64), (4, 24, 72)], ids=str)
+def test_a_state_in_c_is_that_of_numpy_with_the_same_bits_row_by_row_and_on_every_level(level, sizes):
+    rows, state = delta_rows(7, *sizes), random_tensor(9, *sizes).float()
+    whole_state, single_state, wide_state = state.clone(), state.clone(), state.double().numpy()
+    got = NativeProducts(2, level).continue_state(rows, whole_state)
+
+    for row in range(7):
+        query, key, value, decay, rate = (x[row].double().numpy() for x in rows)
+        wide_state = wide_state * decay[:, None, None]
+        difference = (value - np.einsum("hkv,hk->hv", wide_state, key)) * rate[:, None]
+        wide_state = wide_state + np.einsum("hk,hv->hkv", key, difference)
+        np.testing.assert_allclose(got[row], np.einsum("hkv,hk->hv", wide_state, query), atol=1e-5)
+    np.testing.assert_allclose(whole_state, wide_state, atol=1e-5)
+
+    one_by_one = [DeltaRows(*(x[row:row + 1] for x in rows)) for row in range(7)]
+    products = NativeProducts(1, compiler.LEVELS[-1])
+    assert torch.equal(torch.cat([products.continue_state(row, single_state) for row in one_by_one]), got)
+    assert torch.equal(single_state, whole_state)
+
+
+@pytest.mark.parametrize("saved", ["lfm2", "qwen3 next"], indirect=True)
+@pytest.mark.parametrize("quant", ["none", "int4"])
+def test_native_products_give_a_row_the_same_bits_in_a_tree_and_weights_stay_in_blocks(saved, tmp_path, quant):
+    source, sizes = Unfolded(saved.base), replace(saved.sizes, context=150)
+    names = {name[len("model."):]: name for name in source.names() if name != "lm_head.weight"}
+    kind = {"int4": "Q4_1"}.get(quant, quant)
+    models = []
+    for in_c in (True, False):
+        body = Slice(sizes, 0, sizes.layers)
+        tensors = Recast(source, names, kind, keeps_blocks=in_c)
+        if in_c:
+            load_with_products(body, tensors, NativeProducts(2))
+        else:
+            load(body, "none", tensors, torch.float32, "cpu")
+        models.append(ReadModel(body, sizes.cache(sizes.layers, 150, torch.empty(0), sizes.windows)))
+    native, plain = models
+    text = LONG_PROMPT[:60]
+    in_c = in_trees(native, text, random.Random(1), 61)
+    assert torch.equal(in_c, alone(native, text))
+    torch.testing.assert_close(in_c, alone(plain, text), atol=0.02 if quant == "none" else 0.1, rtol=0.05)
+
+
+class ReadModel:
+    """Layers and their cache; `read` gives the hidden states of rows."""
+
+    def __init__(self, body, cache):
+        self.body, self.cache = body, cache
+
+    def read(self, rows, text):
+        nodes, parents, positions, tokens = zip(*rows)
+        self.cache.admit(nodes, parents, text)
+        return self.body(torch.tensor(tokens), torch.tensor(positions), self.cache)

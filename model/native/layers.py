@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from model.cache import NativeCache
 from model.llama import Layer, LlamaConfig, Slice, fill
 from model.native.compiler import Level, library
+from model.native.linear import EMBEDDING, LANES
 from model.native.structures import (
     GIVEN_UP,
     CLayer,
@@ -33,9 +34,6 @@ from model.native.structures import (
 from model.weights.checkpoint import form_of
 from model.weights.quant import Recast
 from model.weights.quant_layers import StoredEmbedding, hollow_blocks
-
-EMBEDDING = "embed_tokens.weight"
-LANES = 8  # a head has a multiple of this many dimensions
 
 
 def reason_against(c: LlamaConfig, dtype: torch.dtype,

@@ -1,20 +1,26 @@
-"""Linear layers in C, such as an LM head's: a row has the same bits in every batch and on every processor.
+"""Linear layers in C, such as an LM head's, and the states of delta nets: a row has the same bits in every batch and on
+every processor.
 
-Shapes: T rows, N outputs, I inputs.
+Shapes: T rows, N outputs, I inputs; H heads, K dimensions of a key, V of a value.
 """
 from __future__ import annotations
 
 from ctypes import byref, c_int64, c_void_p
 from types import SimpleNamespace
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from model.llama import DeltaNet, DeltaRows, Slice, continue_state, fill
 from model.native.compiler import Level, library
-from model.native.structures import CModel, Weights, check_result, start
+from model.native.structures import CDeltaRows, CModel, Weights, check_result, start
 from model.weights.blocks import plain_shape, quantize
-from model.weights.quant import can_be_quantized
+from model.weights.quant import Recast, can_be_quantized
+from model.weights.quant_layers import InBlocks, StoredEmbedding, hollow_blocks
 
+EMBEDDING = "embed_tokens.weight"
+LANES = 8  # a head has a multiple of this many dimensions
 NO_LAYERS = CModel(num_heads=1, num_kv_heads=1)
 
 
@@ -27,7 +33,19 @@ class NativeProducts:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         """Return a linear layer with this weight, which may be in blocks `[N, B, bytes]`."""
-        return NativeLinear(self, weight, bias)
+        return NativeLinear(self, SimpleNamespace(weight=weight, bias=bias))
+
+    def continue_state(self, rows: DeltaRows, state_HKV: Tensor) -> Tensor:
+        """Compute in C what `model.llama.continue_state` computes."""
+        tensors = [x.contiguous() for x in rows]
+        if state_HKV.dtype != torch.float32 or rows.values.shape[2] % LANES or not state_HKV.is_contiguous():
+            return continue_state(rows, state_HKV)
+
+        out_THV = torch.empty_like(tensors[2])
+        addresses = [x.data_ptr() for x in (*tensors, state_HKV, out_THV)]
+        sizes = len(out_THV), *state_HKV.shape
+        self.library.slice_continue_state(self.handle, byref(CDeltaRows(*sizes, *addresses)))
+        return out_THV
 
     def quantized(self, kind: str, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         """Return a linear layer with this weight, quantized to a type of blocks if it fills some; or "none"."""
@@ -36,14 +54,15 @@ class NativeProducts:
 
 
 class NativeLinear(nn.Module):
-    """A linear layer in C."""
+    """A linear layer in C, or several that read the same rows."""
 
-    def __init__(self, products: NativeProducts, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, products: NativeProducts, *linears: Any) -> None:
         super().__init__()
-        self.out_features, self.in_features = plain_shape(weight.shape)
+        shapes = [plain_shape(linear.weight.shape) for linear in linears]
+        self.out_features, self.in_features = sum(num_outputs for num_outputs, _ in shapes), shapes[0][1]
         self._products = products
         self._weights = Weights()
-        self._weight = self._weights.linear_weight(SimpleNamespace(weight=weight, bias=bias))
+        self._weight = self._weights.linear_weight(*linears)
 
     def forward(self, x_TI: Tensor) -> Tensor:
         rows = x_TI.contiguous()
@@ -57,3 +76,27 @@ class NativeLinear(nn.Module):
             check_result(multiply(self._products.handle, byref(self._weight), *addresses))
 
         return out_TN
+
+
+def load_with_products(body: Slice, tensors: Recast, products: NativeProducts) -> None:
+    """Fill layers on the meta device that torch computes, but for their linear layers, whose weights may be in blocks,
+    and the states of delta nets."""
+    if EMBEDDING in tensors:
+        form = tensors.forms[EMBEDDING]
+        body.embed_tokens = StoredEmbedding(form, torch.float32)  # type: ignore[assignment]
+    hollow_blocks(body, tensors)
+    fill(body, tensors, torch.float32, "cpu")
+
+    for block in list(body.modules()):
+        if isinstance(block, DeltaNet):
+            block.continue_state = products.continue_state
+        fusible: Sequence[str] = getattr(block, "fusible", ())
+        linears = [getattr(block, name) for name in fusible]
+        if linears and len(set(map(type, linears))) == 1:
+            block.fused_product = NativeLinear(products, *linears)
+            for name in fusible:
+                setattr(block, name, None)
+
+        for name, child in list(block.named_children()):
+            if isinstance(child, (nn.Linear, InBlocks)):
+                setattr(block, name, NativeLinear(products, child))

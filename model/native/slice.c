@@ -33,6 +33,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "delta.h"
 #include "lanes.h"
 #include "pool.h"
 
@@ -948,4 +949,9 @@ EXPORTED int32_t slice_multiply(Slice *slice, const Weight *weight, const float 
     if (is_quantized(weight)) pool_run(slice->model.pool, before_product, &run, num_rows);
     product(&run, weight, in, out, false);
     return DONE;
+}
+
+/* Continue the state of a gated delta net, with the threads of a slice. */
+EXPORTED void slice_continue_state(Slice *slice, DeltaRows *rows) {
+    pool_run(slice->model.pool, delta_item, rows, rows->num_heads);
 }

@@ -87,6 +87,12 @@ class CSegment(Structure):
         _fields("local_cos local_sin", c_void_p))
 
 
+class CDeltaRows(Structure):
+    _fields_ = (
+        _fields("num_rows num_heads key_dim value_dim") +
+        _fields("queries keys values decays rates state out", c_void_p))
+
+
 def request_of(admitted: AdmittedRows) -> CRequest:
     """Return the structure of a request's rows; the memory behind `admitted` must live as long."""
     slots = (CSlots * len(admitted.slots))()
