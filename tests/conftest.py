@@ -157,7 +157,7 @@ def small_blocks() -> Iterator[None]:
 @pytest.fixture
 def unlearning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are believed what they say, no matter who was right."""
-    from model.drafts.mixture import Blend
+    from model.drafts.mixture import Blend, Sharpness
 
-    for name in ("learn", "learn_copies"):
-        monkeypatch.setattr(Blend, name, lambda *message: None)
+    for learner, name in ((Blend, "learn"), (Blend, "learn_copies"), (Sharpness, "learn")):
+        monkeypatch.setattr(learner, name, lambda *message: None)

@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from model.drafts.mixture import WEIGHTS, WINDOW, Blend, PlattScaling, starting_weights
+from model.drafts.mixture import (
+    PRIOR_SHARPNESS,
+    WEIGHTS,
+    WINDOW,
+    Blend,
+    Outcomes,
+    Sharpness,
+    confidence,
+    starting_weights,
+)
 
 NEURAL = {"model": [(1, .6), (2, .3), (3, .1)]}
 BOTH = {**NEURAL, "suffix": [(2, .9), (4, .1)]}
@@ -98,9 +107,9 @@ def test_a_source_that_is_always_wrong_loses_its_weight_and_can_come_back():
 @pytest.mark.parametrize("token", [1, 9])
 def test_there_are_probabilities_whatever_was_given(given, token):
     blend = taught([(given, token)] * 3 * WINDOW, length=8)
-    for length, depth in ((8, 0), (1, 20)):
-        assert all(0 <= probability <= 1 for _, probability in blend.mix(given, length, depth))
-        assert sum(dict(blend.mix(given, length, depth)).values()) <= 1 + 1e-9
+    for length in (8, 1):
+        assert all(0 <= probability <= 1 for _, probability in blend.mix(given, length))
+        assert sum(dict(blend.mix(given, length)).values()) <= 1 + 1e-9
         sources = ["eagle", "suffix"]
         assert sum(blend.weights(sources, length).values()) == pytest.approx(1)
 
@@ -110,88 +119,67 @@ def test_a_token_that_nobody_guessed_changes_no_weight():
     assert blend.weights(["model", "suffix"], 4) == pytest.approx({"model": 1 - WEIGHTS[3], "suffix": WEIGHTS[3]})
 
 
-# --- calibration ------------------------------------------------------------------------------------------------------
+# --- sharpness --------------------------------------------------------------------------------------------------------
 
-def claims(truth, count, seed):
-    """Yield guesses that claim random probabilities, and are correct with probability `truth(claimed)`."""
+def outcomes(logprobs, noise=None):
+    """Return outcomes with these log-probabilities, of tokens 0, 1, ... and any other."""
+    return Outcomes(range(len(logprobs) - 1), logprobs, noise or [0.0] * len(logprobs))
+
+
+def hedged(sharpness, noise_scale, count, seed):
+    """Yield outcomes of a draft whose target is this much sharper, with noise of this scale, and the target's token."""
     rng = random.Random(seed)
     for _ in range(count):
-        claimed = .05 + .9 * rng.random()
-        token = 1 if rng.random() < truth(claimed) else 3
-        yield [(1, claimed)], token
+        parts = [rng.random() ** 3 + .001 for _ in range(5)]
+        logprobs = [math.log(part / sum(parts)) for part in parts]
+        noise = [noise_scale * -math.log(-math.log(rng.random())) for _ in parts]
+        scores = [sharpness * logprob + gumbel for logprob, gumbel in zip(logprobs, noise)]
+        weights = [math.exp(score) for score in scores]
+        token, = rng.choices([0, 1, 2, 3, 9], weights)
+        yield outcomes(logprobs, noise), token
 
 
-def modest(claimed):
-    return 1 / (1 + ((1 - claimed) / claimed) ** 1.7 * .3)
+@pytest.mark.parametrize("noise_scale", [0, 1], ids=["T=0", "noise"])
+@pytest.mark.parametrize("true", [.5, 1, 2])
+def test_how_much_sharper_the_target_is_gets_learnt(true, noise_scale):
+    sharpness = Sharpness()
+    for lesson in hedged(true, noise_scale, MANY, seed=0):
+        sharpness.learn(*lesson)
+    assert sharpness.value == pytest.approx(true, abs=.35)
 
 
-def rash(claimed):
-    return .6 * claimed
-
-
-def loss(worth, guesses, token):
-    """Return the log loss of a claimed probability, given whether the guess was correct."""
-    _, claimed = guesses[0]
-    chance = worth.of(claimed)
-    return -math.log(chance if token == guesses[0][0] else 1 - chance)
-
-
-@pytest.mark.parametrize("truth", [modest, rash], ids=["underconfident", "overconfident"])
-def test_what_a_claim_is_worth_is_learnt(truth):
-    worth = PlattScaling()
-    for guesses, token in claims(truth, 4 * WINDOW, seed=0):
-        worth.learn(guesses, token)
-    assert [worth.of(claimed) for claimed in (.28, .5, .71)] == pytest.approx(
-        [truth(claimed) for claimed in (.28, .5, .71)], abs=.07)
-    fresh = list(claims(truth, MANY, seed=1))
-    assert sum(loss(worth, *lesson) for lesson in fresh) < .97 * sum(loss(PlattScaling(), *lesson) for lesson in fresh)
-
-
-@pytest.mark.parametrize("right", [0, 1, 2, 9])
-def test_worth_keeps_the_order_of_guesses(right):
-    worth = PlattScaling()
+def test_a_sharpness_begins_with_its_prior_and_keeps_the_order_of_guesses():
+    sharpness, given = Sharpness(), outcomes([math.log(part) for part in (.6, .3, .1)])
+    assert sharpness.value == PRIOR_SHARPNESS
     for _ in range(MANY):
-        worth.learn([(0, .9), (1, 1e-9), (2, .1)], right)
-    worths = [worth.of(claimed) for claimed in (0, .001, .01, .1, .5, .9, .99)]
-    assert worths == sorted(set(worths))
-    assert worths[0] == 0 and worths[-1] <= 1
+        sharpness.learn(given, 1)
+    first, second, _ = given.probabilities(sharpness.value)
+    assert .3 < second < first < .6
 
 
-def test_probabilities_add_up_to_no_more_than_1_however_modest_their_source_was():
-    blend = taught([({"model": [(1, .4)]}, 1)] * MANY)
-    assert dict(blend.mix({"model": [(1, .4)]}, 0))[1] > .9
-    assert dict(blend.mix({"model": [(1, .4), (2, .4)]}, 0)) == pytest.approx({1: .5, 2: .5})
+def test_probabilities_are_powers_times_noise():
+    logprobs = [math.log(part) for part in (.6, .3, .1)]
+    assert outcomes(logprobs).probabilities(1) == pytest.approx([.6, .3, .1])
+    assert outcomes(logprobs).probabilities(2) == pytest.approx([.36 / .46, .09 / .46, .01 / .46])
+    noisy = outcomes(logprobs, [0, math.log(4), 0])
+    assert noisy.probabilities(1) == pytest.approx([.6 / 1.9, 1.2 / 1.9, .1 / 1.9])
 
 
-def witnesses(count, seed):
-    """Yield guesses of two calibrated sources with different evidence for one token."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        token, given = rng.randrange(2), {}
-        for source in ("eagle", "model"):
-            claimed = .5 + rng.random() / 2
-            best = token if rng.random() < claimed else 1 - token
-            given[source] = [(best, claimed), (1 - best, 1 - claimed)]
-        yield given, token
+def test_a_token_that_nobody_guessed_makes_the_draft_less_sharp():
+    sharpness = Sharpness()
+    for _ in range(WINDOW):
+        sharpness.learn(outcomes([math.log(part) for part in (.9, .05, .05)]), 7)
+    assert sharpness.value < .5
 
 
-def test_sources_that_agree_are_believed_more_than_each_of_them_claims():
-    blend, start = taught(witnesses(MANY, seed=0)), Blend()
-    agreed = {"eagle": [(1, .8), (0, .2)],
-              "model": [(1, .8), (0, .2)]}
-    assert dict(start.mix(agreed, 0))[1] == pytest.approx(.8)
-    assert dict(blend.mix(agreed, 0))[1] > .87  # .94 by Bayes' rule
-    fresh = list(witnesses(MANY, seed=1))
-    after, before = (sum(-math.log(dict(one.mix(given, 0))[token])
-                         for given, token in fresh)
-                     for one in (blend, start))
-    assert after < .95 * before
+# --- copies -----------------------------------------------------------------------------------------------------------
 
-
-def test_depths_are_learnt_apart():
+@pytest.mark.parametrize("right, wrong", [(9, 1), (1, 9), (0, 10)])
+def test_copies_are_believed_as_often_as_they_were_right(right, wrong):
     blend = Blend()
-    for _ in range(4 * WINDOW):
-        blend.learn({"suffix": [(1, .9)]}, 8, 2, depth=12)
-    (_, deep), = blend.mix({"suffix": [(1, .9)]}, 8, 12)
-    (_, shallow), = blend.mix({"suffix": [(1, .9)]}, 8, 2)
-    assert deep < .2 and shallow == .9
+    for _ in range(WINDOW):
+        for token in [5] * right + [6] * wrong:
+            blend.learn_copies([(5, .9)], 3, token)
+    [(token, probability)] = blend.copies([(5, .9)], 3)
+    assert token == 5 and probability == pytest.approx(right / 10, abs=.05)
+    assert dict(blend.copies([(5, .9)], 4))[5] == confidence(4)

@@ -38,7 +38,7 @@ def test_copies_share_what_a_match_of_their_length_is_worth():
     assert dict(Blend().copies([(5, .6), (6, .3)], 4)) == pytest.approx({5: .35 * 2 / 3, 6: .35 / 3})
 
 
-@pytest.mark.parametrize("hits, misses", [(30, 0), (0, 30), (15, 15)])
+@pytest.mark.parametrize("hits, misses", [(40, 0), (0, 40), (20, 20)])
 def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits, misses):
     blend = Blend()
     for token in [5] * hits + [6] * misses:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from config.run_config import Growth
 from model.cache import TreeCache
-from model.drafts.mixture import Mixture
+from model.drafts import mixture
+from model.drafts.mixture import MIN_PROBABILITY, PRIOR_SHARPNESS, Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.drafts.suffix import Suffix
-from model.sample import Sampler
+from model.sample import Sampler, gumbel
 from model.tree import TokenTree, verify
 from tests.tiny import digits
 
@@ -112,10 +113,12 @@ def best(table, text, limit, growth):
         loss, above = heapq.heappop(open_paths)
         found.add(above)
         if len(above) < limit:
-            chance = torch.log_softmax(table.after(list(above)), -1).tolist()
-            for token in sorted(range(VOCAB), key=lambda token: -chance[token])[:growth.width]:
-                if loss - chance[token] <= -growth.least_score:
-                    heapq.heappush(open_paths, (loss - chance[token], (*above, token)))
+            likeliest = torch.softmax(table.after(list(above)), -1).topk(growth.width)
+            other = (1 - likeliest.values.sum(0, keepdim=True)).clamp(min=MIN_PROBABILITY)
+            chance = torch.cat([likeliest.values, other]).log().mul(PRIOR_SHARPNESS).log_softmax(-1)
+            for token, score in zip(likeliest.indices.tolist(), chance.tolist()):
+                if loss - score <= -growth.least_score:
+                    heapq.heappush(open_paths, (loss - score, (*above, token)))
     return found - {tuple(text)}
 
 
@@ -258,7 +261,9 @@ SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2),
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_target_are_one(unlearning, sampler):
+def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_target_are_one(
+        monkeypatch, unlearning, sampler):
+    monkeypatch.setattr(mixture, "PRIOR_SHARPNESS", 1.0)
     table, tree = Table(), TokenTree(PROMPT, 24)
     read = 0
     for _ in written(Mixture([table]), table, tree, anywhere(20), sampler):
@@ -334,11 +339,18 @@ def test_no_guess_is_made_where_none_are_wished():
     assert not tree.live
 
 
-def test_what_nobody_names_may_win_by_a_noise_that_nobody_knows():
-    mixture = Mixture([], Suffix())
-    mixture.begin(Sampler(1.0))
-    mixed = [(3, 0.2), (5, 0.1)]
-    named, unnamed = (dict(mixture._with_noise(mixed, rest, 7)) for rest in (0.0, 0.7))
-    assert sum(named.values()) == pytest.approx(1.0)
-    assert sum(unnamed.values()) < 1.0
-    assert named[3] / named[5] == pytest.approx(unnamed[3] / unnamed[5])
+def test_what_nobody_names_may_win_by_the_mean_noise_of_a_token():
+    draft = Mixture([], Suffix())
+    draft.begin(Sampler(1.0, seed=4))
+    outcomes = draft._outcomes([(3, 0.2), (5, 0.1)], 7)
+    noise = gumbel(4, 7, 9)[[3, 5]].tolist()
+    weights = [0.2 * math.exp(noise[0]), 0.1 * math.exp(noise[1]), 0.7 * math.exp(0.5772)]
+    assert outcomes.probabilities(1.0) == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_settled_tokens_teach_how_sharp_the_target_is():
+    table = Table()
+    draft = Mixture([table])
+    for _ in written(draft, table, TokenTree(PROMPT, 30), anywhere(20)):
+        pass
+    assert draft._blend.sharpness.value > PRIOR_SHARPNESS, "at temperature 0 the likeliest token is the right one"

@@ -2,16 +2,15 @@
 
 It knows nothing about how a source guesses. The sources' guesses after a node are mixed into one list of children; the
 best entries of all live lists form the tree. A source gives tokens and their probabilities; it may omit the least
-likely ones, which count as 0. The weights of the sources and the calibration of the mixture are learned online.
+likely ones. The weights of the sources and the sharpness of the mixture are learned online.
 """
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Iterable, Iterator, Mapping, Sequence, Tuple
+from operator import itemgetter, mul
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 
@@ -34,25 +33,44 @@ LEVEL_PRICE = 0.1
 SourceGuesses = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
 WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
-DEPTHS = (1, 4, 10)  # first depths of ranges that are calibrated separately
 WINDOW = 256  # settled tokens; an observation that is as old counts 1 / e
 DECAY = 1 - 1 / WINDOW  # weight of older observations at each new one
-PRIOR_TOKENS = 16  # settled tokens for which the initial weights count, permanently
-PRIOR_PRECISION = 4.0  # of the prior by which probabilities are already calibrated
-MAX_STEP = 0.25  # by which one guess changes a slope or a shift, since the curvature is only locally valid
-MIN_SLOPE = 0.1  # so that the order of guesses is kept
-MIN_PROBABILITY, MAX_PROBABILITY = 1e-6, 1 - 1e-6  # others are moved to these
+PRIOR_TOKENS = 16  # settled tokens for which initial weights, and the confidence in copies, count permanently
+PRIOR_SHARPNESS = 1.3  # measured: 1.2 of SmolLM2's head, 1.4 of the bundled model's heads and its small model
+PRIOR_PRECISION = 16.0  # of this prior
+MAX_STEP = 0.25  # by which one token changes a sharpness, since the curvature is only locally valid
+MIN_SHARPNESS = 0.1  # so that the order of guesses is kept
+MIN_PROBABILITY = 1e-6  # smaller ones are moved to this
 
 
 @dataclass
 class Prediction:
     """The guesses of the token after one node."""
 
-    depth: int  # the number of guesses to the node from the tip at which it was predicted
     match: Match  # of the suffix automaton, up to this node
     by_source: dict[str, Guesses]
-    children: Guesses  # mixed from all sources, the likeliest first: tokens and log-probabilities
-    copies: Guesses  # of the suffix automaton, with probabilities by the length of the match and past hits
+    outcomes: Outcomes  # by all sources
+    children: Guesses  # the likeliest outcomes, the likeliest first: tokens and log-probabilities
+    copies: Guesses  # of the suffix automaton, with probabilities by the length of the match and past misses
+
+
+class Outcomes(NamedTuple):
+    """The tokens that sources guess after a node, and after them any other token as one outcome."""
+
+    tokens: Sequence[int]  # without the last outcome
+    logprobs: Sequence[float]  # mixed from the sources
+    noise: Sequence[float]  # which the target adds to its log-probabilities; zeros at temperature 0
+
+    def probabilities(self, sharpness: float) -> list[float]:
+        """Return their probabilities if the target's log-probabilities are `sharpness` times as large."""
+        scores = [sharpness * logprob + noise for logprob, noise in zip(self.logprobs, self.noise)]
+        best_score = max(scores)
+        weights = [math.exp(score - best_score) for score in scores]
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+
+NO_OUTCOMES = Outcomes((), (), ())
 
 
 class Mixture(Draft):
@@ -66,7 +84,6 @@ class Mixture(Draft):
         self.inner = any(network.inner for network in networks)
         is_one_network_by_level = len(networks) == 1 and networks[0].by_level
         self._mixes = suffix is not None or not is_one_network_by_level
-        self._noiseless_sources = {SUFFIX, *(network.source for network in networks if network.ignores_noise)}
         self.reset()
 
     def another(self) -> Mixture:
@@ -183,7 +200,9 @@ class Mixture(Draft):
 
             was_guessed = any(token == settled_token for token, _ in prediction.children)
             self._foresight += (was_guessed - self._foresight) / FORESIGHT_TOKENS
-            self._blend.learn(prediction.by_source, prediction.match.length, settled_token, prediction.depth)
+            self._blend.learn(prediction.by_source, prediction.match.length, settled_token)
+            if not _are_copies(prediction.by_source):
+                self._blend.sharpness.learn(prediction.outcomes, settled_token)
         self._num_learned = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
@@ -245,25 +264,22 @@ class Mixture(Draft):
         prediction.by_source.update(new_guesses)
         if not prediction.by_source:
             return False
-        if self.parts and prediction.by_source.keys() == {SUFFIX}:
-            mixed = prediction.copies
+        if _are_copies(prediction.by_source):
+            mixed, sharpness = prediction.copies, 1.0
         else:
-            mixed = self._blend.mix(prediction.by_source, prediction.match.length, prediction.depth)
+            mixed = self._blend.mix(prediction.by_source, prediction.match.length)
+            sharpness = self._blend.sharpness.value
 
-        other_probability = 0.0  # of all other tokens; networks that know the noise already include that of all tokens
-        if prediction.by_source.keys() <= self._noiseless_sources:
-            other_probability = 1 - sum(probability for _, probability in mixed)
-
-        position = tree.nodes[node].pos + 1
-        children = self._with_noise(mixed, other_probability, position)[:width]
-        prediction.children = [(token, math.log(probability)) for token, probability in children if probability > 0]
+        prediction.outcomes = self._outcomes(mixed, tree.nodes[node].pos + 1)
+        logprobs = map(_log, prediction.outcomes.probabilities(sharpness))
+        likeliest_first = sorted(zip(prediction.outcomes.tokens, logprobs), key=itemgetter(1), reverse=True)
+        prediction.children = likeliest_first[:width]
         self._predictions[node] = prediction
         return True
 
     def _prediction_by_suffix(self, tree: TokenTree, node: int, width: int) -> Prediction:
         """Return the prediction of the suffix automaton alone, if there is one, with the tokens that are allowed."""
-        depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
-        prediction = Prediction(depth, self._match(tree, node), {}, [], [])
+        prediction = Prediction(self._match(tree, node), {}, NO_OUTCOMES, [], [])
         if self._suffix is None:
             return prediction
 
@@ -291,20 +307,16 @@ class Mixture(Draft):
             match = automaton.step(match, token)
         return match
 
-    def _with_noise(self, mixed: Guesses, other_probability: float, position: int) -> Guesses:
-        """Return probabilities given a position's noise (docs/design.md), with `other_probability` for other tokens."""
-        if not self._sampler.temperature or not mixed:
-            return mixed
+    def _outcomes(self, mixed: Guesses, position: int) -> Outcomes:
+        """Return the outcomes at a position, with its noise (docs/design.md); that of other tokens is the mean."""
+        tokens = [token for token, _ in mixed]
+        probabilities = [probability for _, probability in mixed]
+        logprobs = list(map(_log, [*probabilities, 1 - sum(probabilities)]))
+        if not (mixed and self._sampler.temperature and self._sampler.matches):
+            return Outcomes(tokens, logprobs, [0.0] * len(logprobs))
 
-        token_W = torch.tensor([token for token, _ in mixed])
-        probability_W = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
-        noise_TW = self._sampler.noise([position], token_W)
-
-        others_1 = probability_W.new_tensor([max(other_probability, 0.0)]).log() + EULER
-        noisy = torch.cat([probability_W.log() + noise_TW[0], others_1])
-        given_noise_W = torch.softmax(noisy, -1)[:-1]
-        order = given_noise_W.sort(stable=True, dim=-1, descending=True).indices
-        return list(zip(token_W[order].tolist(), given_noise_W[order].tolist()))
+        [noise_W] = self._sampler.noise([position], torch.tensor(tokens)).tolist()
+        return Outcomes(tokens, logprobs, [*noise_W, EULER])
 
     # --- into the tree ------------------------------------------------------------------------------------------------
 
@@ -424,7 +436,7 @@ def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
 # --- the weights of sources -------------------------------------------------------------------------------------------
 
 class Blend:
-    """The mixed distribution p = sum of w_s p_s of several sources, which is then calibrated.
+    """The mixed distribution p = sum of w_s p_s of several sources, and its sharpness.
 
     The weights w depend on the set of sources with guesses and, if a suffix is among them, on the length of its match.
     Each settled token is a step of online expectation maximisation (Cappe and Moulines, 2009): its responsibilities r_s
@@ -434,19 +446,18 @@ class Blend:
     prior. As the sums decay, the weights vary around it, less with a longer window. The prior does not decay, so a
     source that was always wrong keeps a small weight, from which it can recover.
 
-    The mixture is calibrated, not each source: a mixture of calibrated sources is correct more often than it claims
-    (Ranjan and Gneiting, 2010), and the weights of sources with a changing calibration would not converge. Ranges of
-    depth are calibrated separately, since guesses that are based on guesses may drift.
+    The mixture is sharpened, not each source: a mixture of calibrated sources is correct more often than it claims
+    (Ranjan and Gneiting, 2010), and the weights of sources with a changing sharpness would not converge.
     """
 
     def __init__(self) -> None:
         self.reset_learning()
 
     def reset_learning(self) -> None:
-        """Return to the initial weights and calibration."""
+        """Return to the initial weights, sharpness and confidence."""
         self._responsibilities: dict[Bucket, dict[str, float]] = {}  # sums by source
-        self._calibrations: dict[tuple[Bucket, int], PlattScaling] = {}  # by bucket and range of depth
-        self._copy_calibrations: dict[int, PlattScaling] = {}  # by class of the match's length
+        self.sharpness = Sharpness()
+        self._misses: dict[int, tuple[float, float]] = {}  # of copies, by class of length: expected ones, and others
         self._weights: dict[Bucket, dict[str, float]] = {}  # since the last change of the bucket's responsibilities
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
@@ -461,29 +472,15 @@ class Blend:
             weights[source] = (PRIOR_TOKENS * weight + sums.get(source, 0.0)) / total
         return weights
 
-    def mix(self, guesses: SourceGuesses, length: int, depth: int = 0) -> list[tuple[int, float]]:
-        """Return the mixed tokens, likeliest first; `length` is that of a suffix's match, `depth` that of the path."""
-        bucket = _bucket(guesses, length)
-        mixed = self._mixed(guesses, bucket)
-        calibration = self._calibrations.get((bucket, bisect(DEPTHS, depth)))
-        if calibration:
-            mixed = dict(zip(mixed, map(calibration.of, mixed.values())))
+    def mix(self, guesses: SourceGuesses, length: int) -> list[tuple[int, float]]:
+        """Return the mixed tokens, likeliest first; `length` is that of a suffix's match."""
+        mixed = self._mixed(guesses, _bucket(guesses, length))
+        return sorted(mixed.items(), key=lambda guess: (-guess[1], guess[0]))
 
-        total = max(1.0, sum(mixed.values()))
-        likeliest_first = sorted([(-probability / total, token) for token, probability in mixed.items()])
-        return [(token, -negative_share) for negative_share, token in likeliest_first]
-
-    def learn(self, guesses: SourceGuesses, length: int, token: int, depth: int = 0) -> None:
+    def learn(self, guesses: SourceGuesses, length: int, token: int) -> None:
         """Learn from the settled token after these guesses; a token that no source guessed changes no weight."""
         bucket = _bucket(guesses, length)
         sources, _ = bucket
-
-        # calibration
-        mixed = self._mixed(guesses, bucket)
-        calibration = self._calibrations.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
-        calibration.learn(list(mixed.items()), token)
-
-        # weights
         shares = {source: weight * dict(guesses[source]).get(token, 0.0)
                   for source, weight in self.weights(sources, length).items()}
         total = sum(shares.values())
@@ -496,17 +493,23 @@ class Blend:
     def copies(self, guesses: Guesses, length: int) -> Guesses:
         """Return a suffix's guesses with the probabilities of text that is copied, or only seems to be.
 
-        A match of `length` tokens goes on with `confidence(length)`, calibrated by all tokens of the texts so far,
-        whatever other sources were read.
+        A match of `length` tokens fails with 1 - `confidence(length)`, times the misses of all matches as long in the
+        texts so far over those expected, whatever other sources were read.
         """
-        claimed = _claimed_copies(guesses, length)
-        calibration = self._copy_calibrations.get(_length_class(length))
-        return [(token, calibration.of(probability)) for token, probability in claimed] if calibration else claimed
+        miss_probability = 1 - confidence(length)
+        prior_misses = PRIOR_TOKENS * miss_probability
+        expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
+        miss_probability *= (misses + prior_misses) / (expected_misses + prior_misses)
+
+        total = sum(probability for _, probability in guesses)
+        return [(token, max(0.0, 1 - miss_probability) * probability / total) for token, probability in guesses]
 
     def learn_copies(self, guesses: Guesses, length: int, token: int) -> None:
         """Learn from the token of the text after a suffix's guesses."""
-        calibration = self._copy_calibrations.setdefault(_length_class(length), PlattScaling())
-        calibration.learn(_claimed_copies(guesses, length), token)
+        expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
+        was_missed = all(guess != token for guess, _ in guesses)
+        self._misses[_length_class(length)] = (
+            DECAY * expected_misses + 1 - confidence(length), DECAY * misses + was_missed)
 
     def _mixed(self, guesses: SourceGuesses, bucket: Bucket) -> dict[int, float]:
         """Return the weighted sum of the sources' probabilities, by token."""
@@ -521,62 +524,29 @@ class Blend:
         return mixed
 
 
-class PlattScaling:
-    """The calibration of claimed probabilities: true log-odds are linear in the claimed ones.
+class Sharpness:
+    """The factor of claimed log-probabilities with which the settled tokens are likeliest (temperature scaling).
 
-    This is Platt's scaling (1999), which keeps the order of guesses, fitted by online Newton steps over a decaying
-    window. It begins as the identity, which also remains its prior.
+    A draft claims the mean of what its target may say, which is less sharp than what the target says each time. The
+    factor is fitted by online Newton steps over a decaying window, from a prior that does not fade.
     """
 
     def __init__(self) -> None:
-        self._slope, self._shift = 1.0, 0.0
+        self.value = PRIOR_SHARPNESS
+        self._curvature = PRIOR_PRECISION  # second derivative of the negative log-likelihood, prior included
 
-        # second derivatives of the negative log-likelihood, prior included
-        self._slope_curvature = self._shift_curvature = PRIOR_PRECISION
-        self._cross_curvature = 0.0
+    def learn(self, outcomes: Outcomes, token: int) -> None:
+        """Learn that `token` was the correct one, whether among these outcomes or not."""
+        index = outcomes.tokens.index(token) if token in outcomes.tokens else -1
+        probabilities = outcomes.probabilities(self.value)
+        mean = sum(map(mul, probabilities, outcomes.logprobs))
+        variance = sum(map(mul, probabilities, ((logprob - mean) ** 2 for logprob in outcomes.logprobs)))
 
-    def of(self, claimed: float) -> float:
-        """Return the calibrated probability for a claimed one; 0 stays 0."""
-        if claimed <= 0:
-            return 0.0
-        odds = self._slope * _log_odds(claimed) + self._shift
-        if not -MAX_LOG_ODDS <= odds <= MAX_LOG_ODDS:
-            odds = math.copysign(MAX_LOG_ODDS, odds)
-        return 1 / (1 + math.exp(-odds))
-
-    def learn(self, guesses: Guesses, token: int) -> None:
-        """Learn that `token` was the correct one, whether among these guesses or not."""
-        # older observations fade, the prior does not
         prior_share = (1 - DECAY) * PRIOR_PRECISION
-        self._slope_curvature = DECAY * self._slope_curvature + prior_share
-        self._cross_curvature = DECAY * self._cross_curvature
-        self._shift_curvature = DECAY * self._shift_curvature + prior_share
-        self._step(prior_share * (1 - self._slope), -prior_share * self._shift)
-
-        for guess, claimed in guesses:
-            if claimed <= 0:
-                continue
-            odds = _log_odds(claimed)
-            calibrated = self.of(claimed)
-            error = (guess == token) - calibrated
-            curvature = calibrated * (1 - calibrated)
-
-            self._slope_curvature += curvature * odds * odds
-            self._cross_curvature += curvature * odds
-            self._shift_curvature += curvature
-            self._step(error * odds, error)
-
-    def _step(self, slope_gradient: float, shift_gradient: float) -> None:
-        """Apply a Newton step for a gradient: first a bounded step of the slope, then the best shift for it."""
-        determinant = self._slope_curvature * self._shift_curvature - self._cross_curvature * self._cross_curvature
-        newton_step = (self._shift_curvature * slope_gradient - self._cross_curvature * shift_gradient) / determinant
-        slope_step = max(_bounded(newton_step), MIN_SLOPE - self._slope)
-        self._slope += slope_step
-        self._shift += _bounded((shift_gradient - self._cross_curvature * slope_step) / self._shift_curvature)
-
-
-def _bounded(step: float) -> float:
-    return min(max(step, -MAX_STEP), MAX_STEP)
+        self._curvature = DECAY * self._curvature + prior_share + variance
+        gradient = outcomes.logprobs[index] - mean + prior_share * (PRIOR_SHARPNESS - self.value)
+        step = min(max(gradient / self._curvature, -MAX_STEP), MAX_STEP)
+        self.value = max(self.value + step, MIN_SHARPNESS)
 
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
@@ -595,10 +565,9 @@ def confidence(length: int) -> float:
     return max(WEIGHTS[_length_class(length)], length / (length + 2) if length >= len(WEIGHTS) else 0.0)
 
 
-def _claimed_copies(guesses: Guesses, length: int) -> list[tuple[int, float]]:
-    """Return a suffix's guesses with shares of `confidence(length)`."""
-    total = sum(probability for _, probability in guesses)
-    return [(token, confidence(length) * probability / total) for token, probability in guesses]
+def _are_copies(guesses: SourceGuesses) -> bool:
+    """Return whether no network has guessed."""
+    return guesses.keys() == {SUFFIX}
 
 
 def _length_class(length: int) -> int:
@@ -612,10 +581,5 @@ def _bucket(guesses: SourceGuesses, length: int) -> Bucket:
     return sources, _length_class(length) if SUFFIX in sources else 0
 
 
-def _log_odds(probability: float) -> float:
-    if not MIN_PROBABILITY <= probability <= MAX_PROBABILITY:
-        probability = MIN_PROBABILITY if probability < MIN_PROBABILITY else MAX_PROBABILITY
-    return math.log(probability / (1 - probability))
-
-
-MAX_LOG_ODDS = _log_odds(1.0)
+def _log(probability: float) -> float:
+    return math.log(max(probability, MIN_PROBABILITY))

@@ -35,7 +35,6 @@ class Network(Draft):
     number = 0  # its number among the drafts of a tree, which separates their random streams
     by_level = False  # whether it can also grow a tree level by level
     guesses_ahead = False  # whether it may also guess after nodes that it was not requested to read (`unrequested`)
-    ignores_noise = False  # whether it guesses without the noise with which the target's tokens are chosen
     read_nodes: Collection[int] = ()  # some of the nodes that it does not want
 
     @property

@@ -50,7 +50,7 @@ class Retokenized(Network):
     temperature.
     """
 
-    source, guesses_ahead, ignores_noise = "model", True, True
+    source, guesses_ahead = "model", True
 
     def __init__(self, small: TreeDraft, small_text: Text, target_text: Text, limit: int) -> None:
         self.small, self._limit = small, limit
