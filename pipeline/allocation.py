@@ -38,8 +38,7 @@ class Bidder(Protocol):
 class RowAllocator:
     """The division of the rows of the next message among requests."""
 
-    def __init__(self, num_in_flight: int, times: StageTimes) -> None:
-        self._num_in_flight = max(1, num_in_flight)  # segments
+    def __init__(self, times: StageTimes) -> None:
         self._times = times
         self._is_divided = False  # whether the rows of the next message were divided
         self._least_bid = 0.0, 0.0  # of the guesses to send: the least worth, and the least probability
@@ -76,7 +75,7 @@ class RowAllocator:
         num_text_rows = sum(len(bidder.tree.unsent_text) for bidder in bidders)
 
         # the best guesses of all requests
-        requests_per_segment = max(1.0, len(bidders) / self._num_in_flight)
+        requests_per_segment = max(1.0, len(bidders) / self._times.num_in_flight(segment_size))
         room_of_all = max(0, int(segment_size * requests_per_segment) - num_text_rows)
         all_bids = (bid for bidder in bidders for bid in bids(bidder, len(bidders) > 1))
         best_bids = heapq.nlargest(room_of_all, all_bids)

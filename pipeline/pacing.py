@@ -22,12 +22,12 @@ from pipeline.stage_times import FirstStage, StageTimes
 
 
 class Pacing:
-    """The pacing of one ring, which is filled by `depth` segments."""
+    """The pacing of one ring."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self) -> None:
         self.times = StageTimes()
         self.first_stage = FirstStage(self.times)
-        self.rows = RowAllocator(depth - 1, self.times)
+        self.rows = RowAllocator(self.times)
         self.batcher = Batcher()
         self.gate = DraftGate()
         self.fallback = Fallback()

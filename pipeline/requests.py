@@ -450,7 +450,7 @@ class Ring:
 
     def reset_measurements(self) -> None:
         """Reset the measurements of earlier requests; no request may be open."""
-        self.pacing = Pacing(self.depth)
+        self.pacing = Pacing()
 
     def open(self, tree: TokenTree, sampler: Sampler, options: TargetOptions = DEFAULT_OPTIONS) -> RequestTarget:
         """Return the target of a new request."""

@@ -207,6 +207,11 @@ class StageTimes:
         self._update()
         return interpolated(self._whole_way, num_rows)
 
+    def num_in_flight(self, num_rows: int) -> float:
+        """Return how many segments leave during the round trip of one; infinite before any measurement."""
+        slowest = self.slowest(num_rows)
+        return self.round_trip(num_rows) / slowest if slowest else math.inf
+
     def seconds_per_row(self, num_rows: int) -> float:
         """Return the seconds of one more row, beyond `num_rows` rows, in all stages and on all wires together."""
         self._update()

@@ -9,7 +9,7 @@ import torch
 
 from model.tree import TokenTree
 from pipeline.allocation import MESSAGE_ROWS, Batcher, RowAllocator
-from pipeline.messages import Segment
+from pipeline.messages import Segment, Visit
 from pipeline.stage_times import StageTimes
 from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 
@@ -34,7 +34,7 @@ def asking(*chances, sent=True, **kind):
 
 
 def shares(bidders, size):
-    rows = RowAllocator(9, StageTimes())
+    rows = RowAllocator(StageTimes())
     return [rows.share(bidder, bidders, size) for bidder in bidders]
 
 
@@ -60,12 +60,14 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
     assert shares(texts, 8) == [2] * 4
 
 
-def test_with_more_requests_than_segments_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
+def test_with_more_requests_than_segments_leave_in_a_round_trip_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
     crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
     for segments, size, wanted in ((4, 4, 4),
                                    (2, 4, 8), (1, 4, 12),
                                    (1, 2, 8), (1, 14, 14), (1, 16, 16)):
-        rows = RowAllocator(segments, StageTimes())
+        times = StageTimes()
+        times.learn([Visit(size, 1.0)] * segments, round_trip=segments)
+        rows = RowAllocator(times)
         assert sum(rows.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
 
 
@@ -76,7 +78,7 @@ def test_priority_counts_as_so_many_times_the_probability():
 @pytest.mark.parametrize("chance", [.5, .1, .01])
 def test_who_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rich, poor = asking(.9, .8, .7), asking(chance)
-    rows, waited = RowAllocator(4, StageTimes()), 0
+    rows, waited = RowAllocator(StageTimes()), 0
     while True:
         mine = [rows.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
         rows.record_departure()

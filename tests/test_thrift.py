@@ -145,7 +145,7 @@ def bidding(*chances, text=False):
 def rows_of(times, *chances, text=True):
     """The rows that go into a segment of at most 16."""
     bidder = bidding(*chances, text=text)
-    return RowAllocator(4, times).share(bidder, [bidder], 16)
+    return RowAllocator(times).share(bidder, [bidder], 16)
 
 
 def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
@@ -163,7 +163,7 @@ def test_a_guess_that_was_passed_over_pays_no_more_than_before_and_stops_no_othe
     """A second row costs half of what a sure guess gains."""
     poor, rich = bidding(.3), bidding(.9, text=True)
     poor.passed_over = 20
-    rows = RowAllocator(4, times_of((1, 1.0), (2, 1.5)))
+    rows = RowAllocator(times_of((1, 1.0), (2, 1.5)))
     assert [rows.share(bidder, [poor, rich], 16) for bidder in (poor, rich)] == [0, 2]
 
 
