@@ -239,6 +239,12 @@ def commands(name: str, sweep: Sweep,
 
     folder = Path(results_dir).expanduser().absolute()
     keys_by_point = {point: {**sweep.base, **keys} for point, keys in sweep.points.items()}
+    typed_questions = typed_keys.get("questions", "")
+    if sweep.is_contest and typed_questions.isdecimal():
+        argv = [word for word in argv if not word.startswith("questions=")]
+        for keys in keys_by_point.values():  # as many as run at once, even if fewer are typed
+            keys["questions"] = f"{max(int(typed_questions), int(keys['concurrency']))}"
+
     for name, cluster in sweep.clusters.items():
         profiles.write(f"{folder / name}", cluster)
     for keys in keys_by_point.values():

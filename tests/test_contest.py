@@ -86,7 +86,7 @@ def test_clusters_are_drawn_again_from_a_seed_and_read_as_they_were_written(tmp_
     config = parse(words("emulated", points["cluster7.json 4"]), kind=EvalConfig)
     [cluster] = [cluster for cluster in contest.draw(0) if cluster == read(f"{tmp_path}/cluster7.json")]
     assert config.run.cluster == cluster and config.run.stages == f"{len(cluster.factors)}"
-    assert config.run.questions == "2" and config.concurrency == 4
+    assert config.run.questions == "4" and config.concurrency == 4, "as many questions as run at once"
 
 
 def test_the_seed_of_the_contest_chooses_its_clusters(tmp_path, monkeypatch):
