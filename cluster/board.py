@@ -34,6 +34,8 @@ LINE_WORDS = {  # may follow the address; a value that begins with - would be an
     "interface": re.compile(r"[^-].*"),
     "memory": re.compile(GIGABYTES),
     "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
+    "name": re.compile(r"[A-Za-z0-9-]+"),
+    "layers": re.compile(r"[1-9]\d{0,3}"),
 }
 GET_ADDRESS_REQUEST = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 MAX_HOSTS_BYTES = 1 << 20  # of a hosts file
@@ -49,6 +51,8 @@ class Line(NamedTuple):
     interface: str = ""
     memory: str = ""  # GB for its part of a model
     spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
+    name: str = ""  # in its certificate; a worker with it needs no hosts file
+    layers: str = ""  # of a model, that it holds
 
     def stands_in(self, world: int) -> Sequence[int]:
         """Return the ranks, of `world`, for which this spare may stand in; none for a board that is no spare."""
@@ -56,6 +60,12 @@ class Line(NamedTuple):
             return ()
         typed_ranks = [int(rank) for rank in self.spare.split(",") if rank]
         return typed_ranks or range(1, world)
+
+    def __str__(self) -> str:
+        """Return the line as a hosts file has it."""
+        words = [f"{word}={value}" if value else word for word, value in self._asdict().items()
+                 if word != "address" and value != self._field_defaults[word]]
+        return " ".join([self.address, *words])
 
 
 class Board(NamedTuple):
@@ -90,7 +100,7 @@ class Board(NamedTuple):
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """Return a rank as messages name it: with its host and address, if they are known."""
         line = self.lines[rank] if self.lines else Line("")
-        host_words = dict.fromkeys(word for word in (host, address or line.address) if word)
+        host_words = dict.fromkeys(word for word in (line.name or host, address or line.address) if word)
         role = f"rank {rank}" if line.spare is None else "spare"
         return f"{role} ({', '.join(host_words)})" if host_words else role
 
@@ -140,7 +150,7 @@ class Board(NamedTuple):
 def read_hosts(path: str) -> list[Line]:
     """Read a line for each rank, rank 0 first, and then one for each spare; # begins a comment.
 
-    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]]`.
+    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]] [name=..] [layers=..]`.
     """
     file_bytes = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE_LINE}", MAX_HOSTS_BYTES)
     file_text = decoded(file_bytes, path, "save it again as plain text in UTF-8")
@@ -168,16 +178,22 @@ def read_hosts(path: str) -> list[Line]:
 
 
 def stages_for(lines: Sequence[Line], path: str) -> str:
-    """Return the split for the boards of a hosts file, by memory if the lines specify it; rank 0 holds no layers.
+    """Return the split for the boards of a hosts file, by layers or memory if the lines specify it; rank 0 holds none.
 
     Raises ValueError if only some of them specify it.
     """
     boards = [line for line in lines[1:] if line.spare is None]
+    for word in ("layers", "memory"):
+        num_specified = sum(bool(getattr(line, word)) for line in boards)
+        if 0 < num_specified < len(boards):
+            without_word = next(line for line in boards if not getattr(line, word))
+            raise ValueError(f"{path} gives {word}= for {num_specified} of {len(boards)} boards after rank 0's, but "
+                             f"not for {without_word.address}: give it for all of them, or for none")
+
+    layer_counts = [line.layers for line in boards if line.layers]
+    if layer_counts:
+        return "+".join(["0", *layer_counts])
     memory_sizes = [line.memory for line in boards if line.memory]
-    if memory_sizes and len(memory_sizes) < len(boards):
-        without_memory = next(line for line in boards if not line.memory)
-        raise ValueError(f"{path} gives memory= for {len(memory_sizes)} of {len(boards)} boards after rank 0's, but "
-                         f"not for {without_memory.address}: give it for all of them, or for none")
     return f"auto:{','.join(memory_sizes)}" if len(memory_sizes) > 1 else f"auto:{len(boards)}"
 
 
@@ -244,16 +260,26 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     port = port or _number("MASTER_PORT", typed_port, 1 << 16)
 
     # this board's interface and keys
-    interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    interface = typed_interface(environment)
     if lines and not interface:
         interface = lines[rank].interface
-    key_folder = Path(config.keys) if config.keys else ROOT / "keys"  # where make_keys.sh puts them
+    key_folder = key_folder_of(config)
     keys = read_keys(key_folder) if config.keys or key_folder.exists() else None
     if keys is not None and config.link == "torch":
         raise ValueError(f"link=torch cannot encrypt, and {key_folder} has keys: leave link out, or move that folder "
                          "away")
 
     return Board(rank, master, port or DEFAULT_PORT, interface, config.wait, lines, keys)
+
+
+def typed_interface(environment: Mapping[str, str]) -> str:
+    """Return the interface to the other boards that the environment names; empty if it names none."""
+    return environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+
+
+def key_folder_of(config: RunConfig) -> Path:
+    """Return the folder of this board's keys: the one given, or where make_keys.sh puts them."""
+    return Path(config.keys) if config.keys else ROOT / "keys"
 
 
 def _rank(node_rank: str, lines: Sequence[Line], path: str) -> int:

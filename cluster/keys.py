@@ -9,7 +9,8 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "cluster.crt", "board.crt", "board.key"
+KEY_FILES = AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "cluster.crt", "board.crt", "board.key"
+NAME_PREFIX = "FlowSpec board "  # before a board's name in its certificate
 REMEDY = "make them again with bash scripts/make_keys.sh hosts=FILE"
 # A board without a battery starts with the year 1970, until it reaches a time server; the certificates do not expire.
 NO_CHECK_TIME = 0x200000
@@ -27,10 +28,16 @@ def encrypted(connection: socket.socket, context: ssl.SSLContext, server: bool) 
     return context.wrap_socket(connection, server_side=server, do_handshake_on_connect=False)
 
 
+def name_of(connection: socket.socket) -> str:
+    """Return the name in the certificate at the other end of an encrypted connection; empty without one."""
+    certificate = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    subject = dict(pair for pairs in (certificate or {}).get("subject", ()) for pair in pairs)
+    return str(subject.get("commonName", "")).replace(NAME_PREFIX, "", 1)
+
+
 def read_keys(key_folder: Path) -> Keys:
     """Read the keys in a folder; raises ValueError if files are missing, or if other users may read them."""
-    file_names = AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-    missing = [name for name in file_names if not (key_folder / name).is_file()]
+    missing = [name for name in KEY_FILES if not (key_folder / name).is_file()]
     if missing:
         raise ValueError(f"{key_folder} has no {missing[0]}, which a board's keys need: {REMEDY}, or name another "
                          "keys=")

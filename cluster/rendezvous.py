@@ -322,6 +322,7 @@ class Coordinator(Rendezvous[Run]):
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
+            self._server.rank_of_name = {line.name: rank for rank, line in enumerate(board.lines) if line.name}
             self._server.patience = SEAT_SECONDS  # a worker may be killed while it receives its part
         except OSError as error:
             reason = os.strerror(error.errno or 0)

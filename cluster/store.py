@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Callable, Iterable, Sequence
 import torch.distributed as dist
 
 from cluster.agreement import COUNT_LIMIT, MAX_ENTRY_BYTES, MAX_RANKS, Junk, clean, owner_of, parse
-from cluster.keys import Keys, encrypted
+from cluster.keys import Keys, encrypted, name_of
 from cluster.sockets import BRIEF_TIMEOUT, BoardDoor, shut_down
 from config.console import say
 from config.failure import PeerLost
@@ -143,6 +143,7 @@ class StoreServer(BoardDoor):
         self.seats: dict[int, Seat] = {}  # by rank
         self.patience: float | None = None
         self.board_addresses: set[str] = set()  # empty: any
+        self.rank_of_name: dict[str, int] = {}  # of boards that ask for their ranks, by the names of their certificates
         self.read_piece: ReadRankPiece | None = None  # of a rank's part of the model; None: no parts are sent
         self._reported_addresses: set[str] = set()  # of strangers
         self._seats_lock = threading.Lock()
@@ -202,6 +203,11 @@ class StoreServer(BoardDoor):
             return
 
         rank = rank_of_greeting(greeting)
+        if not rank:
+            if self._keys is None:
+                raise Junk("there is no rank 0")
+            _send(connection, "rank", self.rank_of_name.get(name_of(connection), 0))
+            return
         if self.board_addresses and address not in self.board_addresses:
             raise Junk("without keys only boards of the hosts file and of the start are accepted")
         if not self._remove_stranger(connection):
@@ -248,12 +254,12 @@ def _send(connection: socket.socket, reply_kind: str, value: Any) -> None:
 
 
 def rank_of_greeting(line: bytes) -> int:
-    """Return the rank that a greeting names; raises Junk."""
+    """Return the rank that a greeting names, 0 if it asks for one; raises Junk."""
     greeting = parse(line)
     if not fits(greeting, (str, int)) or greeting[0] != GREETING:
         raise Junk("it is no rank's greeting")
     number = int(greeting[1])
-    if not 0 < number < MAX_RANKS:
+    if not 0 <= number < MAX_RANKS:
         raise Junk(f"there is no rank {number}")
     return number
 

@@ -47,6 +47,8 @@ DEVICE = TextForm("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N")
 MASTER = TextForm(
     "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or only HOST or :PORT", [Range(1, 65535)])
 
+CODES = TextForm("([0-9]{2}-[0-9]{6}(,[0-9]{2}-[0-9]{6})*)?", "codes as boards show them, with commas, as 47-318205")
+
 WAITING_SECONDS = Range(1, 2_592_000)  # for a rank, which sends two heartbeats a second
 RECOVER = TextForm(
     f"(?i:true|false)|({POSITIVE_NUMBER})",

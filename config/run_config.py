@@ -32,6 +32,7 @@ MODEL_FOLDERS = ("model_dir", "base_dir")  # either names another model than a p
 TUNED_TO = (*MODEL_FOLDERS, "profile")  # what a preset is tuned to: its model, in the time of this machine
 QUESTION_KEYS = ("prompt", "prompt_ids", "question_file")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # applied before temperature
+AUTO_HOSTS = "auto"  # hosts that are found
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # keys that change the distribution of a token
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 DRAWN = ("mss", "eagle1")  # rules for drawn guesses, of methods that draft whole trees
@@ -192,8 +193,9 @@ class RunConfig(BoardKeys):
     master: str = local_key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
         forms.MASTER)
     hosts: str = local_key(
-        "", "file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here",
-        names_file=True)
+        "", "auto: boards of this network where run_worker.sh runs; or FILE with a line for the board of each rank; "
+        "empty: all ranks are here", names_file=lambda value: value != AUTO_HOSTS)
+    codes: str = local_key("", "with hosts=auto: pairing codes of new boards; empty: ask", forms.CODES)
     keys: str = local_key("", "folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists",
         names_file=True)
     wait: float = local_key(300.0, "seconds to wait until the ranks of several hosts have started, in any order",

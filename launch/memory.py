@@ -85,7 +85,7 @@ def _stage(spec: RankSpec) -> Need:
 
     names = {name: name for name in part.weights.names() if name != HEAD}
     stored_weights = Recast(part.weights, names, spec.quantizes, keeps_blocks=spec.quant == BLOCKS)
-    weights = _loaded(stored_weights.forms, spec)
+    weights = loaded(stored_weights.forms, spec.like)
 
     retained_bytes = RETAINED_BYTES
     if spec.quant in LIBRARY_KINDS:
@@ -101,7 +101,7 @@ def _stage(spec: RankSpec) -> Need:
 
 def _head(spec: RankSpec) -> Need:
     """Return the memory of the LM head and of the networks of the draft."""
-    head_bytes = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
+    head_bytes = loaded({HEAD: spec.part.weights.form(HEAD)}, spec.like)
     sampled_bytes = 4 if spec.config.temperature == 0 else 32  # for each logit: sampling is done in float64
     logit_bytes = max(spec.like.element_size(), sampled_bytes)
     logits_bytes = _rows(spec) * spec.sizes.vocab * logit_bytes
@@ -133,7 +133,7 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
         forms[HEAD] = forms[EMBED]  # stored a second time
     if is_eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
-    weights = _loaded(forms, spec)
+    weights = loaded(forms, spec.like)
 
     # cache
     num_layers = 1 if is_eagle and any(map(AHEAD.search, forms)) else sizes.layers
@@ -144,8 +144,8 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
     return Need(weights, cache, workspace)
 
 
-def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
-    """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
+def loaded(forms: Mapping[str, TensorForm], like: torch.Tensor) -> int:
+    """Return the bytes of weights in the number type of `like`; quantized weights and their scales keep their own type."""
     type_names = {block.name for form in forms.values() if (block := block_type(form.shape))}
     only_type = type_names.pop() if len(type_names) == 1 else ""
     packed_bytes = PACKED_BYTES.get(only_type, MAX_PACKED_BYTES)
@@ -158,7 +158,7 @@ def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
             continue
 
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
-        num_bytes += form.bytes if keeps_type else math.prod(form.shape) * spec.like.element_size()
+        num_bytes += form.bytes if keeps_type else math.prod(form.shape) * like.element_size()
     return num_bytes
 
 

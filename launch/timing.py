@@ -14,15 +14,18 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Iterator, NamedTuple, Sequence
+from itertools import takewhile
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
+from cluster.agreement import code_version
 from config.console import run
 from config.failure import guarded
 from config.files import fits
 from config.schema.untrusted import parse_json
+from launch.available import available
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import kind_on
@@ -34,8 +37,9 @@ ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before the rows
 REPETITIONS = 4  # of each pass, of which the shortest counts
 BEAT_SECONDS = 1.0  # between two heartbeats
-REQUEST_FORM = {
-    "config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
+REQUEST_FORM = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int,
+                "context": int, "seconds": float}
+Send = Callable[[str], None]  # a line
 
 
 class Passed(NamedTuple):
@@ -139,28 +143,36 @@ def measure(request: Any) -> dict[str, Any]:
     num_layers, context = request["layers"], request["context"]
     stage = random_stage(sizes, num_layers, like, request["quant"], context)
     hidden_rows = inputs(sizes, like, embeds=False)
-    return {"passes": list(passes(stage, hidden_rows, sizes.layers / num_layers, context))}
+    all_passes = passes(stage, hidden_rows, sizes.layers / num_layers, context)
+    deadline = time.monotonic() + request["seconds"]
+    timed_passes = [next(all_passes), *takewhile(lambda _: time.monotonic() < deadline, all_passes)]
+    return {"passes": timed_passes, "free": available() / 1e9, "code": code_version()}
 
 
-def _beat(is_over: threading.Event) -> None:
+def _beat(is_over: threading.Event, send: Send) -> None:
     while not is_over.wait(BEAT_SECONDS):
-        print(flush=True)
+        send("")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Answer the request on standard input, and then every further line."""
-    request = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python3 -m scripts.plan")
+def answer(lines: Iterator[str], send: Send) -> None:
+    """Answer the request in the first line, and then every further line."""
+    request = parse_json(next(lines, ""), "what the board is asked", "start it by python3 -m scripts.plan")
     is_over = threading.Event()
-    heartbeat = guarded("heartbeat", partial(_beat, is_over), lambda thread, error: None)
+    heartbeat = guarded("heartbeat", partial(_beat, is_over, send), lambda thread, error: None)
     try:
-        answer = measure(request)
+        times = measure(request)
     finally:
         is_over.set()
         heartbeat.join()
-    print(json.dumps(answer), flush=True)
+    send(json.dumps(times))
 
-    for _ in sys.stdin:
-        print(flush=True)
+    for _ in lines:
+        send("")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer what comes on standard input."""
+    answer(iter(sys.stdin), partial(print, flush=True))
     return 0
 
 

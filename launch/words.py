@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
-from cluster.board import BOARD_VARIABLE, is_one_rank
+from cluster.board import BOARD_VARIABLE, WORKER_VARIABLE, is_one_rank, read_hosts, stages_for
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.console import Words, say
 from config.drafts import BEST_DRAFT
@@ -27,11 +27,13 @@ from config.files import one_at_a_time
 from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
 from config.presets import CONVERSATION, MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.run_config import MODEL_FOLDERS, RunConfig
+from config.run_config import AUTO_HOSTS, MODEL_FOLDERS, RunConfig
 from config.schema.fields import SAMPLING_FIELDS, check
 from config.schema.untrusted import one_line, read_json
 from config.serve_config import ServeConfig
+from launch.gather import gathered
 from launch.hub import head_here, words_of, words_of_preset
+from launch.join import joined
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
@@ -74,6 +76,10 @@ def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Res
     words = with_model(_with_values(typed_words, defaults))
     keys = parse(words, command, kind=kind)
 
+    if keys.run.hosts == AUTO_HOSTS:
+        words = _with_values(words, {"hosts": (_auto_hosts(keys.run, "stages" in raw_values(words)), "")})
+        keys = parse(words, command, kind=kind)
+
     later_defaults = left_open(words, keys)
     if later_defaults:
         words = _with_values(words, later_defaults)
@@ -86,6 +92,14 @@ def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Res
             words_by_reason.setdefault(reason, []).append(f"{key}={value}")
     reasons = [f"{' '.join(chosen_words)}, since {reason}" for reason, chosen_words in words_by_reason.items()]
     return Resolved(words, keys, "; ".join(reasons))
+
+
+def _auto_hosts(config: RunConfig, has_stages: bool) -> str:
+    """Return the hosts file of the boards that were found; a worker needs none, once it is found."""
+    if WORKER_VARIABLE in os.environ:
+        joined(config)
+        return ""
+    return gathered(config, has_stages)
 
 
 def _with_values(words: Words, defaults: Defaults) -> list[str]:
@@ -127,6 +141,12 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
         recommended = recommended_sampling(folder, "" if raw.keys() & set(MODEL_FOLDERS) else preset_of(words))
         reason = RECOMMENDED_REASON.format(Path(config.base_dir or config.model_dir).name)
         defaults.update({name: (value, reason) for name, value in recommended.items() if name not in raw})
+
+    # the split of a hosts file
+    if os.path.isfile(config.hosts) and raw.keys().isdisjoint({"stages", "model_dir"}):
+        lines = read_hosts(config.hosts)
+        if lines[1].layers:
+            defaults["stages"] = stages_for(lines, config.hosts), ""
 
     # method and draft
     defaults.update(best_here(raw, keys, preset_of(words)))
@@ -236,7 +256,8 @@ def with_model(words: Sequence[str]) -> list[str]:
         other_words = [word for word in words if not word.startswith("model=")]
         words = other_words + words_of(raw)
         raw = raw_values(words)
-    if is_one_rank(raw.get("hosts", "")):
+    is_gathering = raw.get("hosts") == AUTO_HOSTS and WORKER_VARIABLE not in os.environ
+    if is_one_rank(raw.get("hosts", "")) and not is_gathering:
         return words
     if is_gguf(raw.get("base_dir", "")):
         gguf_file = Path(raw["base_dir"]).expanduser()

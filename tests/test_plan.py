@@ -18,11 +18,11 @@ from eval.keys import Contender
 from eval.plan import command
 from eval.plan.keys import PlanConfig
 from eval.plan.search import choice, climb, search
-from eval.plan.splits import Split, best_splits
 from eval.plan.trial import Trial, open_bench
 from launch.measure import fit, times_as_long
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
+from launch.splits import Split, best_splits
 from launch.timing import Passed
 from launch.virtual import as_virtual
 from pipeline.answers import Answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Sequence
 
-from cluster.board import Line, read_hosts
+from cluster.board import read_hosts
 from config.console import command
 from config.files import SPACE_REMEDY, write
 from config.profiles import PROFILES, Profile
@@ -93,13 +93,7 @@ def write_hosts(path: str, all_hosts: str, chosen_boards: Sequence[int]) -> None
     """Write a hosts file with the lines of rank 0 and of the chosen boards, from the file of all boards."""
     all_lines = read_hosts(all_hosts)
     chosen_lines = [all_lines[0], *(all_lines[rank] for rank in chosen_boards)]
-    write(path, "".join(map(_written, chosen_lines)), SPACE_REMEDY)
-
-
-def _written(line: Line) -> str:
-    """Return a board's line as a hosts file has it."""
-    line_words = [f"{key}={value}" for key, value in line._asdict().items() if value and key != "address"]
-    return " ".join([line.address, *line_words]) + "\n"
+    write(path, "".join(f"{line}\n" for line in chosen_lines), SPACE_REMEDY)
 
 
 # --- the output -------------------------------------------------------------------------------------------------------

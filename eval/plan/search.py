@@ -6,9 +6,9 @@ from typing import Callable, Sequence
 
 from config.methods import METHODS
 from eval.plan.keys import PLAIN_METHOD, PlanConfig
-from eval.plan.splits import Split, best_splits
 from eval.plan.trial import Bench, Trial
 from launch.progress import ProgressBar
+from launch.splits import Split, best_splits
 
 USUAL_ROWS = 16  # of a segment with guesses
 NUM_FIRST = 4  # of the splits, evenly spaced, that are tried first

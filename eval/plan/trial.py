@@ -17,10 +17,10 @@ from config.questions import by_turns
 from eval.bench import speed
 from eval.keys import Contender, first
 from eval.plan.keys import PlanConfig
-from eval.plan.splits import Split
 from launch.build import build_decoder
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
+from launch.splits import Split
 from launch.virtual import as_virtual
 from model.drafts.draft import Read, Reading
 from model.drafts.network import read_all
