@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from cluster.agreement import code_version
 from cluster.board import addresses, listed, way_to
@@ -28,7 +28,7 @@ class Announced(NamedTuple):
     name: str
     address: str
     port: int
-    texts: Dict[str, str]
+    texts: dict[str, str]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
@@ -69,7 +69,7 @@ class Neighbours:
         from zeroconf import ServiceBrowser, Zeroconf
 
         self._address = address
-        self._announced_names: Dict[str, None] = {}
+        self._announced_names: dict[str, None] = {}
         try:
             self._zeroconf = Zeroconf(interfaces=[address])
         except OSError as error:
@@ -90,13 +90,13 @@ class Neighbours:
         texts.update(role=role, name=name, code=code_version())
         self._zeroconf.register_service(ServiceInfo(
             SERVICE, f"{role}-{name}.{SERVICE}", port, addresses=[socket.inet_aton(self._address)],
-            properties=texts, server=f"{role}-{name}.local."), allow_name_change=True)
+            properties=texts, server=f"flowspec-{self._address.replace('.', '-')}.local."), allow_name_change=True)
 
     def withdraw(self) -> None:
         """End what this machine announces."""
         self._zeroconf.unregister_all_services()
 
-    def with_role(self, role: str) -> List[Announced]:
+    def with_role(self, role: str) -> list[Announced]:
         """Return all that announce this role, by name."""
         all_announced = map(self._details, list(self._announced_names))
         return sorted(announced for announced in all_announced if announced and announced.texts.get("role") == role)

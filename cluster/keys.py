@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KEY_FILES = AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "cluster.crt", "board.crt", "board.key"
 NAME_PREFIX = "FlowSpec board "  # before a board's name in its certificate
@@ -30,7 +30,7 @@ def encrypted(connection: socket.socket, context: ssl.SSLContext, server: bool) 
 
 def name_of(connection: socket.socket) -> str:
     """Return the name in the certificate at the other end of an encrypted connection; empty without one."""
-    certificate = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    certificate: Any = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
     subject = dict(pair for pairs in (certificate or {}).get("subject", ()) for pair in pairs)
     return str(subject.get("commonName", "")).replace(NAME_PREFIX, "", 1)
 

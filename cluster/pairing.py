@@ -1,7 +1,7 @@
 """The keys of a new board, by a code that a person reads there and types on rank 0.
 
-SPAKE2 (RFC 9382) makes a common secret out of the code; whoever listens, or takes the place of one side, can try one
-code for each exchange, and learns nothing else. A line each: rank 0's message; the board's, with the proof that it knows
+SPAKE2 (RFC 9382) makes a common secret of the code. A stranger who takes the place of one side can try one code for
+each exchange, and learns nothing else. The lines: rank 0's message; the board's message, with the proof that it knows
 the code; the keys, encrypted. Nothing is sent to a board without the proof.
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ from base64 import urlsafe_b64encode
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO, Dict
+from typing import Any, BinaryIO, Callable, Dict
 
 from cluster.keys import KEY_FILES
 from cluster.sockets import BRIEF_TIMEOUT, BoardDoor
@@ -62,8 +62,8 @@ def _decrypted(cipher: Any, token: bytes) -> bytes:
 
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def give_keys(address: tuple[str, int], code: str, key_files: KeyFiles) -> None:
-    """Send a board its keys; raises ValueError if it has another code, and OSError if it does not answer."""
+def give_keys(address: tuple[str, int], code: str, make_keys: Callable[[], KeyFiles]) -> None:
+    """Send a board keys, which are made then; raises ValueError if it has another code, OSError if it takes none."""
     from spake2 import SPAKE2_A
 
     exchange = SPAKE2_A(code.encode())
@@ -71,12 +71,13 @@ def give_keys(address: tuple[str, int], code: str, key_files: KeyFiles) -> None:
         connection.sendall(exchange.start().hex().encode() + b"\n")
         message, _, proof = lines.readline(MAX_LINE_BYTES).strip().partition(b" ")
         if not proof:
-            raise ConnectionError("it takes no code now: it pauses after three wrong ones, for a minute")
+            raise ConnectionError(f"it takes no code now, as it pauses for {PAUSE_SECONDS} seconds after {MAX_TRIES} "
+                                  "tries; then start this again")
 
         cipher = _cipher(exchange, message)
         if _decrypted(cipher, proof) != PROOF:
             raise ValueError("it has another code")
-        connection.sendall(cipher.encrypt(json.dumps(key_files).encode()) + b"\n")
+        connection.sendall(cipher.encrypt(json.dumps(make_keys()).encode()) + b"\n")
 
 
 # --- a board ----------------------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class CodeDoor(BoardDoor):
             if message and self._may_try():
                 try:
                     self.received.put(self._exchange(connection, lines, message))
-                except ValueError:
+                except (ValueError, OSError):
                     say(f"{address} tried a wrong code, and got nothing; after {MAX_TRIES} there is a pause of "
                         f"{PAUSE_SECONDS} seconds")
 

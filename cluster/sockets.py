@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence, TypeVar
 
 from cluster.keys import Keys, encrypted
 from cluster.transport import WIRES, SocketWire
@@ -26,6 +26,7 @@ POLL_SECONDS = 0.02  # of one wait for a peer to connect
 BRIEF_TIMEOUT = 10.0  # seconds for a greeting, and for connecting to a board
 MOST_MILLISECONDS = (1 << 31) - 1  # of a timeout of the system
 MAX_STRANGERS = 64  # maximum number of connections without a greeting; beyond it the oldest is closed
+DoorType = TypeVar("DoorType", bound="Door")
 
 
 class Greeted(NamedTuple):
@@ -55,7 +56,7 @@ class Door:
         listening_socket.listen()
         self._thread = guarded("door", self._accept_all, self._thread_failed)
 
-    def __enter__(self) -> Door:
+    def __enter__(self: DoorType) -> DoorType:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Iterator, Set, Tuple
+from typing import Iterator, Tuple
 
 from cluster.agreement import parse
 from cluster.board import key_folder_of, typed_interface
@@ -40,14 +40,15 @@ def joined(config: RunConfig) -> None:
 
     Raises ValueError if the network is unknown.
     """
-    address, key_folder, name = own_address(typed_interface(os.environ)), key_folder_of(config), plain_name(socket.gethostname())
+    address, key_folder = own_address(typed_interface(os.environ)), key_folder_of(config)
+    name = plain_name(socket.gethostname())
     cores, memory = f"{os.cpu_count()} cores, {levels()[0].name}", f"{available() / 1e9:.1f} GB free"
     say(f"this board is {name} ({address}): {cores}, {memory}")
 
     with Neighbours(address) as neighbours:
         if not key_folder.exists():
             wait_for_keys(neighbours, address, key_folder, name=name, cores=cores, memory=memory)
-        say(f"it has keys, in {key_folder}, and waits for a run of rank 0 (delete them to pair it with another machine)")
+        say(f"waiting for a run of the cluster whose keys are in {key_folder}; without them it could join another one")
         master, rank = next(calls(neighbours, read_keys(key_folder), key_folder / ROOT_FILE))
 
     say(f"rank 0 is at {master[0]}, and this board is rank {rank}")
@@ -57,7 +58,7 @@ def joined(config: RunConfig) -> None:
 def wait_for_keys(neighbours: Neighbours, address: str, key_folder: Path, name: str, **texts: str) -> None:
     """Announce this board and show its code, until rank 0 has sent its keys; then nothing listens any more."""
     code = new_code()
-    reported: Set[str] = set()
+    reported: set[str] = set()
     with CodeDoor(address, code) as door:
         neighbours.announce(name, door.port, BOARD, plate=plate_of(code), **texts)
         say("type bash run_pipe.sh hosts=auto on the machine where you ask, and there this code:")
@@ -72,7 +73,7 @@ def wait_for_keys(neighbours: Neighbours, address: str, key_folder: Path, name: 
 
 def calls(neighbours: Neighbours, keys: Keys, root_file: Path) -> Iterator[tuple[Address, int]]:
     """Yield the address of rank 0, and the rank of this board in its run."""
-    reported: Set[str] = set()
+    reported: set[str] = set()
     while True:
         report_versions(neighbours, reported)
         masters = [(root.address, root.port) for root in neighbours.with_role(ROOT)]
@@ -91,7 +92,7 @@ def calls(neighbours: Neighbours, keys: Keys, root_file: Path) -> Iterator[tuple
         time.sleep(KNOCK_SECONDS)
 
 
-def report_versions(neighbours: Neighbours, reported: Set[str]) -> None:
+def report_versions(neighbours: Neighbours, reported: set[str]) -> None:
     """Print which rank 0 has other code than this board, once for each."""
     for root in neighbours.with_role(ROOT):
         if root.other_code and root.address not in reported:

@@ -13,23 +13,20 @@ import subprocess
 import tempfile
 import time
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import combinations
 from operator import itemgetter
 from statistics import median
-from typing import IO, Any, Iterable, Mapping, NamedTuple, Protocol, Sequence, Tuple
+from typing import IO, Any, Iterable, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
 
 from cluster.board import Line, read_hosts
 from config.files import fits
 from config.profiles import Profile, touched
-from config.run_config import RunConfig
 from config.schema.untrusted import one_line, parse_json
 from launch.prepare import Prepared
 from launch.progress import ProgressBar
 from launch.timing import Passed
-from model.llama import LlamaConfig
 
 START_COMMAND = "FLOWSPEC_MODULE=launch.timing bash run_jetson.sh"
 LONG_LINE_BYTES = 1 << 20  # of the line that measures the rate
@@ -44,18 +41,26 @@ STEP_EXTRA = 1.4  # ms of a step of a collective in addition to a message
 FREE_ROWS = (0, 16, 32, 64)  # numbers of rows without a cost of their own, to try
 COLUMN_SETS = [[0, *others] for count in range(4)
                for others in combinations((1, 2, 3), count)]  # sets of columns of `fit` that may take time
-ALL_SECONDS = 1e6  # in which a board times all passes
+MAX_SECONDS = 1e6  # for all passes
 FittedTimes = Tuple[float, float, int, float, float]  # as `fit` returns them
 
 
 class LineBoard(Protocol):
-    """A board that answers each line with a line, and while it is at work sends empty ones."""
+    """A board that answers each line with a line, and sends empty ones while it is at work."""
 
     def ask(self, text: str) -> bytes:
         """Send a line and return the answer's line."""
 
-    def line(self) -> bytes:
+    def next_line(self) -> bytes:
         """Return the next line."""
+
+
+class LayerTimes(NamedTuple):
+    """What a board says of its layers and itself."""
+
+    passes: Sequence[Passed]
+    free_gigabytes: float  # of its memory
+    code: str  # its version
 
 
 class BoardTimes(NamedTuple):
@@ -64,8 +69,6 @@ class BoardTimes(NamedTuple):
     passes: Sequence[Passed]
     latency: float  # ms of a message
     mbps: float
-    free_gigabytes: float  # of its memory
-    code: str  # its version
 
 
 def boards_of(path: str) -> list[Line]:
@@ -82,38 +85,26 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     lines = boards_of(path)
     specs = [prepared.spec(rank) for rank in range(1, prepared.placement.world)]
     spec, sizes, config = specs[0], specs[0].sizes, specs[0].config
-    request = request_for(config, spec.part.config, max(1, sizes.layers // len(lines)), spec.quant, spec.context)
+    request = {"config": spec.part.config, "layers": max(1, sizes.layers // len(lines)), "dtype": config.dtype,
+               "device": config.device, "quant": spec.quant, "threads": config.threads_per_rank,
+               "context": spec.context, "seconds": MAX_SECONDS}
 
     boards = [measured_board(line, path, request) for line in ProgressBar(lines, desc="boards", leave=False)]
-    stored_bytes = [each.part.weights.form(name).bytes for each in specs for name in each.part.weights.names()]
-    boards_profile = profile_of(f"boards of {path}, measured over ssh", sizes, spec.like.element_size(), boards)
-    return replace(boards_profile, level=level, verdict=verdict, weights=sum(stored_bytes) / 1e9)
 
-
-def request_for(config: RunConfig, model_config: Mapping[str, Any], num_layers: int, quant: str, context: int,
-                max_seconds: float = ALL_SECONDS) -> dict[str, Any]:
-    """Return the request to a board to time layers of a model, as `launch/timing.py` reads it."""
-    return {"config": model_config, "layers": num_layers, "dtype": config.dtype, "device": config.device,
-            "quant": quant, "threads": config.threads_per_rank, "context": context, "seconds": max_seconds}
-
-
-def profile_of(about: str, sizes: LlamaConfig, number_bytes: int, boards: Sequence[BoardTimes]) -> Profile:
-    """Return the profile of measured boards, without the times of rank 0 and the size of the weights."""
     # the fastest board, and the others in relation to it
-    num_common = min(len(board.passes) for board in boards)
-    fastest = min((board.passes[:num_common] for board in boards),
-                  key=lambda passes: sum(passed.took for passed in passes))
+    fastest = min((board.passes for board in boards), key=lambda passes: sum(passed.took for passed in passes))
     pass_ms, row_ms, free_rows, token_ms, expert_ms = fit(fastest, sizes.experts, sizes.chosen)
 
-    # its wires
+    # its wires, and the bytes of the model
     latency = median(board.latency for board in boards)
     links = tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1))
+    stored_bytes = [each.part.weights.form(name).bytes for each in specs for name in each.part.weights.names()]
 
     return Profile(
-        about, sizes.layers, sizes.hidden * number_bytes,
-        model=pass_ms, row=row_ms, free=free_rows, token=token_ms, level=0.0, verdict=0.0,
+        f"boards of {path}, measured over ssh", sizes.layers, sizes.hidden * spec.like.element_size(),
+        model=pass_ms, row=row_ms, free=free_rows, token=token_ms, level=level, verdict=verdict,
         latency=latency, mbps=median(board.mbps for board in boards), step=latency + STEP_EXTRA,
-        expert=expert_ms, experts=sizes.experts, chosen=sizes.chosen,
+        expert=expert_ms, experts=sizes.experts, chosen=sizes.chosen, weights=sum(stored_bytes) / 1e9,
         factors=tuple(times_as_long(board.passes, fastest) for board in boards), links=links)
 
 
@@ -174,7 +165,7 @@ def measured_board(line: Line, path: str, timing_request: dict[str, Any]) -> Boa
     with tempfile.TemporaryFile("w+") as errors:
         try:
             with closing(_Board([*ssh, "--", login, command], errors)) as board:
-                return times_of(board, timing_request)
+                return BoardTimes(layer_times(board, timing_request).passes, *wire_times(board))
         except TimeoutError:
             reason = f"it sent nothing for {MAX_SILENCE:g} s"
         except (OSError, ValueError):
@@ -212,9 +203,9 @@ class _Board:
             num_written = os.write(self._input.fileno(), unsent_bytes)
             unsent_bytes = unsent_bytes[num_written:]
 
-        return self.line()
+        return self.next_line()
 
-    def line(self) -> bytes:
+    def next_line(self) -> bytes:
         """Return the next line. Raise ValueError at the end of the output."""
         while b"\n" not in self._received_bytes:
             _raise_if_silent(select.select([self._output], [], [], MAX_SILENCE))
@@ -233,22 +224,25 @@ def _raise_if_silent(ready_files: Iterable[Any]) -> None:
         raise TimeoutError
 
 
-def times_of(board: LineBoard, timing_request: dict[str, Any]) -> BoardTimes:
-    """Return the times of a board. Raise ValueError or OSError if it sends none."""
+def layer_times(board: LineBoard, timing_request: dict[str, Any]) -> LayerTimes:
+    """Return the times of layers on a board. Raise ValueError or OSError if it sends none."""
     line = board.ask(json.dumps(timing_request))
     while not line:  # an empty line: still at work
-        line = board.line()
+        line = board.next_line()
 
     answer = parse_json(line.decode(), "the answer", "")
     if not fits(answer, ANSWER_FORMAT) or not answer["passes"]:
         raise ValueError("the answer has no times")
     passes = [Passed(*figures) for figures in answer["passes"]]
+    return LayerTimes(passes, answer["free"], one_line(answer["code"]))
 
+
+def wire_times(board: LineBoard) -> tuple[float, float]:
+    """Return the milliseconds of a message to a board, and the Mbit/s of the wire."""
     short_seconds = _round_trip(board, "")
     long_seconds = _round_trip(board, "x" * LONG_LINE_BYTES)
     rate = 8e-6 * LONG_LINE_BYTES / max(long_seconds - short_seconds, 1e-9)
-    mbps = min(max(rate, MIN_RATE), MAX_RATE)
-    return BoardTimes(passes, 1e3 * short_seconds / 2, mbps, answer["free"], one_line(answer["code"]))
+    return 1e3 * short_seconds / 2, min(max(rate, MIN_RATE), MAX_RATE)
 
 
 def _round_trip(board: LineBoard, text: str) -> float:

@@ -145,7 +145,7 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
 
 
 def loaded(forms: Mapping[str, TensorForm], like: torch.Tensor) -> int:
-    """Return the bytes of weights in the number type of `like`; quantized weights and their scales keep their own type."""
+    """Return the bytes of weights in the number type of `like`; quantized ones and their scales keep their own type."""
     type_names = {block.name for form in forms.values() if (block := block_type(form.shape))}
     only_type = type_names.pop() if len(type_names) == 1 else ""
     packed_bytes = PACKED_BYTES.get(only_type, MAX_PACKED_BYTES)

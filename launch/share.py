@@ -1,0 +1,171 @@
+"""Share out a model's layers among boards that are here: measure the boards, and take the planner's split.
+
+A plan by `scripts.plan` also tries methods and drafts, and loads the whole model; this one takes seconds.
+"""
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, Iterator, NamedTuple, Protocol, Sequence
+
+import torch
+
+from cluster.agreement import code_version
+from cluster.board import Line
+from config.console import say
+from config.profiles import Profile
+from config.run_config import RunConfig
+from launch.measure import LineBoard, layer_times, wire_times
+from launch.memory import GB, loaded
+from launch.prepare import open_part
+from launch.spec import device_named, number_type
+from launch.splits import Split, best_splits
+from model.llama import LlamaConfig
+from model.weights.blocks import block_type
+from model.weights.parts import check_model, plan_stages, read_sizes
+from model.weights.quant import BLOCKS, kind_on
+from model.weights.unfold import Unfolded
+
+TIMING_SECONDS = 1.0  # for the passes through a layer
+FREE_SHARE = 0.8  # of a board's free memory, for layers with their keys and values
+COLUMNS = "board", "address", "layers", "GB free", "ms a layer", "ms away", "Mbit/s"
+
+
+class PresentBoard(LineBoard, Protocol):
+    """A board that can be measured, and named in a hosts file."""
+
+    name: str
+    address: str
+
+    def line(self, num_layers: int) -> Line:
+        """Return it as a line of a hosts file."""
+
+
+class Measured(NamedTuple):
+    """A board, and what was measured of it."""
+
+    board: PresentBoard
+    layer_ms: float  # of a row
+    free_gigabytes: float
+    latency: float  # ms of a message
+    mbps: float
+
+
+class Shape(NamedTuple):
+    """What matters of a model for its shares."""
+
+    config: dict[str, Any]
+    sizes: LlamaConfig
+    like: torch.Tensor  # an empty one of its number type
+    quant: str
+    layer_bytes: float  # of weights, keys and values
+
+    @staticmethod
+    def of(config: RunConfig) -> Shape:
+        """Read the model's folder; raises ValueError for a model that is not supported."""
+        source = Unfolded(config.base_dir)
+        check_model(source)
+        sizes = read_sizes(source).within(config.max_length)
+        device = device_named(config.device)
+        like = torch.empty(0, dtype=number_type(config.dtype, device))
+
+        # kinds of weights
+        forms = {name: source.form(name) for name in source.names() if ".layers." in name}
+        has_blocks = any(block_type(form.shape) for form in forms.values())
+        keeps_blocks = has_blocks and config.quant == "auto" and config.kernel != "torch"
+        quant = BLOCKS if keeps_blocks else kind_on(device, "none" if config.quant == "auto" else config.quant)
+
+        row_bytes = 2 * sizes.kv_heads * sizes.head_dim * like.element_size()
+        cache_bytes = row_bytes * sizes.context * config.max_requests
+        return Shape(source.config, sizes, like, quant, loaded(forms, like) / sizes.layers + cache_bytes)
+
+
+def fixed_stages(config: RunConfig, has_stages: bool) -> list[int]:
+    """Return the layers of each rank if the user has given them; empty if the boards decide.
+
+    Raises ValueError for a run without a model, or one that shares out something else than layers.
+    """
+    if config.unpiped or config.replicated or config.tp != "0":
+        raise ValueError("hosts=auto shares out layers: leave tp and replicas out, and choose a method with a "
+                         "pipeline; or write a hosts file")
+    if config.model_dir:
+        return list(open_part(Path(config.model_dir), 0).stages)
+    if not config.base_dir:
+        raise ValueError("there is no model to share out: give model=NAME, or a preset")
+    return plan_stages(config.stages, Unfolded(config.base_dir)) if has_stages else []
+
+
+def proposal(config: RunConfig, shape: Shape, boards: Sequence[PresentBoard]) -> list[Line]:
+    """Measure the boards; print and return the lines of those that get layers. Raises ValueError if they lack room."""
+    measured_boards = measured(config, shape, boards)
+    num_layers = shape.sizes.layers
+    max_layers = [min(num_layers, int(FREE_SHARE * GB * board.free_gigabytes / shape.layer_bytes))
+                  for board in measured_boards]
+    splits = best_splits(site_of(shape, measured_boards), max_layers, num_layers, num_rows=1)
+    if not splits:
+        rooms = ", ".join(f"{each.board.name} {count}" for each, count in zip(measured_boards, max_layers))
+        raise ValueError(f"the model has {num_layers} layers of {shape.layer_bytes / GB:.2g} GB, and these boards have "
+                         f"room for fewer: {rooms}; start more boards, free memory there, or give a smaller max_length")
+
+    split = min(splits, key=lambda each: each.round_time + each.slowest_time)
+    print("\n".join(table(split, measured_boards)), file=sys.stderr)
+    return [measured_boards[number - 1].board.line(count) for number, count in zip(split.boards, split.layers)]
+
+
+def measured(config: RunConfig, shape: Shape, boards: Sequence[PresentBoard]) -> list[Measured]:
+    """Measure layers on all boards at once, then one wire after the other.
+
+    Boards of other code, and those that fail, are named and left out; raises ValueError if none is left.
+    """
+    say("measuring a layer on each, and the wires")
+    request = {"config": shape.config, "layers": 1, "dtype": config.dtype, "device": config.device,
+               "quant": shape.quant, "threads": config.threads_per_rank, "context": shape.sizes.context,
+               "seconds": TIMING_SECONDS}
+    with ThreadPoolExecutor(len(boards)) as pool:
+        pending_times = [pool.submit(layer_times, board, request) for board in boards]
+
+    measured_boards = []
+    for board, pending in zip(boards, pending_times):
+        try:
+            passes, free_gigabytes, code = pending.result()
+            if code != code_version():
+                raise ValueError(f"it has other code than rank 0 ({code}, not {code_version()}): bring one version to "
+                                 "all boards")
+            layer_ms = min(passed.took for passed in passes[:2]) / shape.sizes.layers  # the first two have a row each
+            measured_boards.append(Measured(board, layer_ms, free_gigabytes, *wire_times(board)))
+        except (ValueError, OSError) as problem:
+            say(f"{board.name} ({board.address}) is left out: {problem}")
+
+    if not measured_boards:
+        raise ValueError("no board can hold layers, for the reasons above")
+    return measured_boards
+
+
+def site_of(shape: Shape, boards: Sequence[Measured]) -> Profile:
+    """Return measured boards as a planner sees them, for segments of a row; two boards are as far apart as usual."""
+    fastest_ms = min(board.layer_ms for board in boards)
+    latency, mbps = median(board.latency for board in boards), median(board.mbps for board in boards)
+    row_bytes = shape.sizes.hidden * shape.like.element_size()
+    return Profile("", shape.sizes.layers, row_bytes, model=fastest_ms * shape.sizes.layers, row=0.0, free=1, token=0.0,
+                   level=0.0, verdict=0.0, latency=latency, mbps=mbps, step=latency,
+                   factors=tuple(board.layer_ms / fastest_ms for board in boards),
+                   links=tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1)))
+
+
+def table(split: Split, measured_boards: Sequence[Measured]) -> Iterator[str]:
+    """Yield the lines about a split: a row for each board, with its layers, and the expected speed."""
+    layers_of = dict(zip(split.boards, split.layers))
+    rows = [COLUMNS]
+    for number, (board, *figures) in enumerate(measured_boards, 1):
+        layer_ms, free_gigabytes, latency, mbps = figures
+        rows.append((board.name, board.address, str(layers_of.get(number, "none")), f"{free_gigabytes:.1f}",
+                     f"{layer_ms:.2f}", f"{latency:.1f}", f"{mbps:.0f}"))
+
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+    plain_speed, guessing_speed = 1e9 / split.round_time, 2e9 / (split.round_time + split.slowest_time)
+    yield (f"expected: {plain_speed:.1f} tokens/s without guesses, {guessing_speed:.1f} if every second guess is right "
+           "(by a model of the wires and torch's layers)")
