@@ -14,24 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from cluster.agreement import Junk
 from cluster.board import DEFAULT_PORT, Line, key_folder_of, read_hosts, typed_interface
 from cluster.discovery import BOARD, ROOT, Announced, Neighbours, own_address, plain_name
-from cluster.keys import KEY_FILES, Keys, name_of, read_keys
+from cluster.keys import KEY_FILES, Keys, read_keys
+from cluster.lobby import Guest, opened_lobby
 from cluster.pairing import MAX_TRIES, KeyFiles, give_keys, plate_of, store_keys
-from cluster.sockets import BRIEF_TIMEOUT, BoardDoor, shut_down
-from cluster.store import GREETING_BYTES, rank_of_greeting
 from config import presets
 from config.console import say
 from config.files import SPACE_REMEDY, write
 from config.run_config import RunConfig
 from config.values import listed
-from launch.measure import MAX_SILENCE
 from launch.share import Shape, fixed_stages, proposal
 
 LOOK_SECONDS = 5.0  # in which boards are looked for
-RETURN_SECONDS = 25.0  # more, for boards that took part before, or have just got their keys
-POLL_SECONDS = 0.1
 HOSTS_NAME, CLUSTER_NAME = "boards.txt", "cluster_keys"  # beside the folder of this machine's keys
 
 
@@ -84,88 +79,7 @@ def with_layers(guests: Sequence[Guest], stages: Sequence[int]) -> list[Line]:
     if len(guests) < len(layer_counts):
         raise ValueError(f"the split is for {len(layer_counts)} boards, and {len(guests)} came: start more of them, or "
                          "leave stages and model_dir out, so that those are used")
-    return [guest.line(num_layers) for guest, num_layers in zip(guests, layer_counts)]
-
-
-# --- boards that have keys --------------------------------------------------------------------------------------------
-
-class Guest:
-    """A board with keys that has come: it answers lines with lines."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        """Read its greeting; raises Junk for anything else, and OSError without a key of this cluster."""
-        self._connection, self._lines = connection, connection.makefile("rb")
-        self.address = str(connection.getpeername()[0])
-
-        connection.settimeout(BRIEF_TIMEOUT)
-        if rank_of_greeting(self._lines.readline(GREETING_BYTES)):
-            raise Junk("it has a rank already")
-        connection.settimeout(MAX_SILENCE)
-        self.name = plain_name(name_of(connection))
-
-    def line(self, num_layers: int) -> Line:
-        """Return it as a line of a hosts file, with the layers that it holds."""
-        return Line(self.address, name=self.name, layers=str(num_layers))
-
-    def ask(self, text: str) -> bytes:
-        """Send a line and return the answer's line."""
-        self._connection.sendall(text.encode() + b"\n")
-        return self.next_line()
-
-    def next_line(self) -> bytes:
-        """Return the next line; raises ValueError at the end."""
-        line = self._lines.readline()
-        if not line:
-            raise ValueError("it has gone")
-        return line.strip()
-
-    def close(self) -> None:
-        """Let it go; it comes again for the run."""
-        shut_down(self._connection)
-
-
-class Lobby(BoardDoor):
-    """Where boards with keys of the cluster wait until all have come."""
-
-    def __init__(self, address: str, port: int, keys: Keys) -> None:
-        self._guests: dict[str, Guest] = {}  # by name
-        super().__init__(address, keys, 0, port)
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        for guest in self._guests.values():
-            guest.close()
-
-    def wait_for(self, names: set[str]) -> list[Guest]:
-        """Return the boards that are here, once these have come, or after a while; raises ValueError without any."""
-        missing = names - self._guests.keys()
-        if missing:
-            say(f"waiting for {', '.join(sorted(missing))}, up to {RETURN_SECONDS:g} seconds")
-        deadline = time.monotonic() + RETURN_SECONDS
-        while names - self._guests.keys() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
-        if not self._guests:
-            raise ValueError("no board has come: type bash run_worker.sh on another machine of this network, and here "
-                             "its code; one with keys of another cluster, or in a run now, is not found")
-        return [guest for _, guest in sorted(self._guests.items())]
-
-    def _read_greeting(self, connection: socket.socket) -> None:
-        try:
-            guest = Guest(connection)
-            self._strangers.remove(connection)
-            self._guests[guest.name] = guest
-        except (OSError, ValueError):  # a stranger
-            connection.close()
-
-
-def opened_lobby(address: str, port: int, keys: Keys) -> Lobby:
-    """Return the open lobby; raises ValueError if its port is taken."""
-    try:
-        return Lobby(address, port, keys)
-    except OSError as error:
-        raise ValueError(f"port {port} of {address} cannot be used ({error.strerror}): end the run that uses it, or "
-                         "choose another with master=:PORT") from None
+    return [guest.with_layers(num_layers) for guest, num_layers in zip(guests, layer_counts)]
 
 
 # --- boards that have none --------------------------------------------------------------------------------------------

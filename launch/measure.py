@@ -16,11 +16,12 @@ from contextlib import closing, suppress
 from itertools import combinations
 from operator import itemgetter
 from statistics import median
-from typing import IO, Any, Iterable, NamedTuple, Protocol, Sequence, Tuple
+from typing import IO, Any, Iterable, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
 from cluster.board import Line, read_hosts
+from cluster.lobby import Guest
 from config.files import fits
 from config.profiles import Profile, touched
 from config.schema.untrusted import one_line, parse_json
@@ -43,16 +44,6 @@ COLUMN_SETS = [[0, *others] for count in range(4)
                for others in combinations((1, 2, 3), count)]  # sets of columns of `fit` that may take time
 MAX_SECONDS = 1e6  # for all passes
 FittedTimes = Tuple[float, float, int, float, float]  # as `fit` returns them
-
-
-class LineBoard(Protocol):
-    """A board that answers each line with a line, and sends empty ones while it is at work."""
-
-    def ask(self, text: str) -> bytes:
-        """Send a line and return the answer's line."""
-
-    def next_line(self) -> bytes:
-        """Return the next line."""
 
 
 class LayerTimes(NamedTuple):
@@ -203,9 +194,9 @@ class _Board:
             num_written = os.write(self._input.fileno(), unsent_bytes)
             unsent_bytes = unsent_bytes[num_written:]
 
-        return self.next_line()
+        return self.line()
 
-    def next_line(self) -> bytes:
+    def line(self) -> bytes:
         """Return the next line. Raise ValueError at the end of the output."""
         while b"\n" not in self._received_bytes:
             _raise_if_silent(select.select([self._output], [], [], MAX_SILENCE))
@@ -224,11 +215,14 @@ def _raise_if_silent(ready_files: Iterable[Any]) -> None:
         raise TimeoutError
 
 
-def layer_times(board: LineBoard, timing_request: dict[str, Any]) -> LayerTimes:
+Answering = Union[_Board, Guest]  # both answer each line with a line, and send empty ones while they are at work
+
+
+def layer_times(board: Answering, timing_request: dict[str, Any]) -> LayerTimes:
     """Return the times of layers on a board. Raise ValueError or OSError if it sends none."""
     line = board.ask(json.dumps(timing_request))
     while not line:  # an empty line: still at work
-        line = board.next_line()
+        line = board.line()
 
     answer = parse_json(line.decode(), "the answer", "")
     if not fits(answer, ANSWER_FORMAT) or not answer["passes"]:
@@ -237,7 +231,7 @@ def layer_times(board: LineBoard, timing_request: dict[str, Any]) -> LayerTimes:
     return LayerTimes(passes, answer["free"], one_line(answer["code"]))
 
 
-def wire_times(board: LineBoard) -> tuple[float, float]:
+def wire_times(board: Answering) -> tuple[float, float]:
     """Return the milliseconds of a message to a board, and the Mbit/s of the wire."""
     short_seconds = _round_trip(board, "")
     long_seconds = _round_trip(board, "x" * LONG_LINE_BYTES)
@@ -245,7 +239,7 @@ def wire_times(board: LineBoard) -> tuple[float, float]:
     return 1e3 * short_seconds / 2, min(max(rate, MIN_RATE), MAX_RATE)
 
 
-def _round_trip(board: LineBoard, text: str) -> float:
+def _round_trip(board: Answering, text: str) -> float:
     """Return the seconds until a line is answered, the least of some tries."""
     seconds_of_tries = []
     for _ in range(NUM_TRIES):

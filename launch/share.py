@@ -8,16 +8,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any, Iterator, NamedTuple, Protocol, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 
 from cluster.agreement import code_version
 from cluster.board import Line
+from cluster.lobby import Guest
 from config.console import say
 from config.profiles import Profile
 from config.run_config import RunConfig
-from launch.measure import LineBoard, layer_times, wire_times
+from launch.measure import layer_times, wire_times
 from launch.memory import GB, loaded
 from launch.prepare import open_part
 from launch.spec import device_named, number_type
@@ -33,20 +34,10 @@ FREE_SHARE = 0.8  # of a board's free memory, for layers with their keys and val
 COLUMNS = "board", "address", "layers", "GB free", "ms a layer", "ms away", "Mbit/s"
 
 
-class PresentBoard(LineBoard, Protocol):
-    """A board that can be measured, and named in a hosts file."""
-
-    name: str
-    address: str
-
-    def line(self, num_layers: int) -> Line:
-        """Return it as a line of a hosts file."""
-
-
 class Measured(NamedTuple):
     """A board, and what was measured of it."""
 
-    board: PresentBoard
+    board: Guest
     layer_ms: float  # of a row
     free_gigabytes: float
     latency: float  # ms of a message
@@ -97,7 +88,7 @@ def fixed_stages(config: RunConfig, has_stages: bool) -> list[int]:
     return plan_stages(config.stages, Unfolded(config.base_dir)) if has_stages else []
 
 
-def proposal(config: RunConfig, shape: Shape, boards: Sequence[PresentBoard]) -> list[Line]:
+def proposal(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[Line]:
     """Measure the boards; print and return the lines of those that get layers. Raises ValueError if they lack room."""
     measured_boards = measured(config, shape, boards)
     num_layers = shape.sizes.layers
@@ -111,10 +102,10 @@ def proposal(config: RunConfig, shape: Shape, boards: Sequence[PresentBoard]) ->
 
     split = min(splits, key=lambda each: each.round_time + each.slowest_time)
     print("\n".join(table(split, measured_boards)), file=sys.stderr)
-    return [measured_boards[number - 1].board.line(count) for number, count in zip(split.boards, split.layers)]
+    return [measured_boards[number - 1].board.with_layers(count) for number, count in zip(split.boards, split.layers)]
 
 
-def measured(config: RunConfig, shape: Shape, boards: Sequence[PresentBoard]) -> list[Measured]:
+def measured(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[Measured]:
     """Measure layers on all boards at once, then one wire after the other.
 
     Boards of other code, and those that fail, are named and left out; raises ValueError if none is left.

@@ -12,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from cluster import pairing
+from cluster import lobby, pairing
+from cluster.agreement import code_version
 from cluster.board import Line, read_hosts, stages_for
 from cluster.discovery import BOARD, ROOT, Announced, Neighbours, plain_name
 from cluster.keys import KEY_FILES, read_keys
@@ -35,11 +36,7 @@ needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="there is
 
 
 def announced(port=0, name="pi-3", **texts):
-    return Announced(name, HERE, port, {"plate": "47", "code": gather.Announced.__module__ and own_code(), **texts})
-
-
-def own_code():
-    return share.code_version()
+    return Announced(name, HERE, port, {"plate": "47", "code": code_version(), **texts})
 
 
 @pytest.fixture
@@ -180,7 +177,7 @@ def test_boards_of_one_name_get_suffixes(tmp_path):
 def test_a_board_of_another_version_is_named_and_not_asked_for_its_code(tmp_path, capsys):
     assert Authority(tmp_path / "keys").pair(announced(code="old"), [CODE]) == ""
     said = capsys.readouterr().err
-    assert said == (f"flowspec: pi-3 ({HERE}) has other code than this machine (old, not {own_code()}): bring one "
+    assert said == (f"flowspec: pi-3 ({HERE}) has other code than this machine (old, not {code_version()}): bring one "
                     "version to all boards; nothing is sent to it\n")
 
 
@@ -237,7 +234,7 @@ def quiet(monkeypatch):
     monkeypatch.setattr(gather, "Neighbours", Quiet)
     monkeypatch.setattr(gather, "own_address", lambda interface: HERE)
     monkeypatch.setattr(gather, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(gather, "RETURN_SECONDS", 20.0)
+    monkeypatch.setattr(lobby, "RETURN_SECONDS", 20.0)
     monkeypatch.setattr(Quiet, "boards", [])
     monkeypatch.setattr(gather.socket, "gethostname", lambda: "laptop")
 
@@ -259,7 +256,7 @@ def worker(door, tmp_path, monkeypatch):
     with socket.create_server((HERE, 0)) as probe:
         port = probe.getsockname()[1]
     monkeypatch.setattr(timing, "measure", lambda request: {
-        "passes": [Passed(1, 16, 8.0), Passed(16, 16, 8.0)], "free": 1.0, "code": own_code()})
+        "passes": [Passed(1, 16, 8.0), Passed(16, 16, 8.0)], "free": 1.0, "code": code_version()})
     replies, stop = [], threading.Event()
     thread = threading.Thread(target=be_worker, args=(door, tmp_path / "pi" / "keys", port, replies, stop))
     thread.start()
@@ -307,17 +304,17 @@ def replies_until_the_end(connection):
 def test_a_stranger_without_keys_is_no_guest_and_is_told_no_rank(quiet, tmp_path):
     keys = Authority(tmp_path / "keys").own_keys()
     other_keys = Authority(tmp_path / "other" / "keys").own_keys()
-    with gather.opened_lobby(HERE, 0, keys) as lobby:
+    with lobby.opened_lobby(HERE, 0, keys) as opened:
         with pytest.raises(OSError):
-            knock((HERE, lobby.port), other_keys)
-        with socket.create_connection((HERE, lobby.port)) as stranger:
+            knock((HERE, opened.port), other_keys)
+        with socket.create_connection((HERE, opened.port)) as stranger:
             stranger.sendall(b'["flowspec", 0]\n')
             stranger.settimeout(20)
             assert b"[" not in replies_until_the_end(stranger)
         with refused("no board has come: type bash run_worker.sh on another machine"):
-            lobby.wait_for(set())
-        with refused(f"port {lobby.port} of {HERE} cannot be used (Address already in use): end the run"):
-            gather.opened_lobby(HERE, lobby.port, keys)
+            opened.wait_for(set())
+        with refused(f"port {opened.port} of {HERE} cannot be used (Address already in use): end the run"):
+            lobby.opened_lobby(HERE, opened.port, keys)
 
     server = StoreServer((HERE, 0), Entries())
     try:
@@ -354,9 +351,9 @@ class Stub:
 
     def __init__(self, name, ms, free, code=""):
         self.name, self.address = name, f"10.0.0.{name[-1]}"
-        self.layers = LayerTimes([Passed(1, 16, 8.0 * ms), Passed(16, 16, 8.0 * ms)], free, code or own_code())
+        self.layers = LayerTimes([Passed(1, 16, 8.0 * ms), Passed(16, 16, 8.0 * ms)], free, code or code_version())
 
-    line = gather.Guest.line
+    with_layers = lobby.Guest.with_layers
 
 
 @pytest.fixture
@@ -388,7 +385,7 @@ def test_layers_go_by_speed_and_room_and_the_table_says_so(shape, capsys):
 def test_boards_without_room_or_of_another_version_are_named(shape, capsys):
     with refused("the model has 8 layers of 0.1 GB, and these boards have room for fewer: pi-1 2, pi-3 0; start more"):
         proposal(toy(), shape, [Stub("pi-1", 1, 0.3), Stub("pi-2", 1, 8, code="old"), Stub("pi-3", 1, 0)])
-    assert f"pi-2 (10.0.0.2) is left out: it has other code than rank 0 (old, not {own_code()})" in (
+    assert f"pi-2 (10.0.0.2) is left out: it has other code than rank 0 (old, not {code_version()})" in (
         capsys.readouterr().err)
     with refused("no board can hold layers, for the reasons above"):
         proposal(toy(), shape, [Stub("pi-2", 1, 8, code="old")])
