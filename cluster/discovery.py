@@ -5,6 +5,7 @@ codes and keys decide.
 """
 from __future__ import annotations
 
+import os
 import re
 import socket
 from typing import Any, NamedTuple
@@ -73,8 +74,9 @@ class Neighbours:
         try:
             self._zeroconf = Zeroconf(interfaces=[address])
         except OSError as error:
-            raise ValueError(f"boards cannot be looked for at {address} ({error.strerror}): name another interface, as "
-                             "in GLOO_SOCKET_IFNAME=eth0, or write a hosts file") from None
+            reason = os.strerror(error.errno or 0)
+            raise ValueError(f"boards cannot be looked for at {address} ({reason}): name another interface, as in "
+                             "GLOO_SOCKET_IFNAME=eth0, or write a hosts file") from None
         ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
 
     def __enter__(self) -> Neighbours:

@@ -1,6 +1,7 @@
-"""Where boards with keys of a cluster wait on rank 0, until those that shall take part have come."""
+"""Where boards with keys of a cluster wait on rank 0, until all that are expected have come."""
 from __future__ import annotations
 
+import os
 import socket
 import time
 
@@ -66,11 +67,12 @@ class Lobby(BoardDoor):
 
     def wait_for(self, names: set[str]) -> list[Guest]:
         """Return the boards that are here, once these have come, or after a while; raises ValueError without any."""
-        missing = names - self._guests.keys()
-        if missing:
-            say(f"waiting for {', '.join(sorted(missing))}, up to {RETURN_SECONDS:g} seconds")
-        deadline = time.monotonic() + RETURN_SECONDS
-        while names - self._guests.keys() and time.monotonic() < deadline:
+        missing_names = names - self._guests.keys()
+        if missing_names:
+            say(f"waiting for {', '.join(sorted(missing_names))}, up to {RETURN_SECONDS:g} seconds")
+
+        waits_until = time.monotonic() + RETURN_SECONDS
+        while names - self._guests.keys() and time.monotonic() < waits_until:
             time.sleep(POLL_SECONDS)
 
         if not self._guests:
@@ -92,5 +94,6 @@ def opened_lobby(address: str, port: int, keys: Keys) -> Lobby:
     try:
         return Lobby(address, port, keys)
     except OSError as error:
-        raise ValueError(f"port {port} of {address} cannot be used ({error.strerror}): end the run that uses it, or "
-                         "choose another with master=:PORT") from None
+        reason = os.strerror(error.errno or 0)
+        raise ValueError(f"port {port} of {address} cannot be used ({reason}): end the run that uses it, or choose "
+                         "another with master=:PORT") from None

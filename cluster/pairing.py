@@ -96,6 +96,7 @@ class CodeDoor(BoardDoor):
         with suppress(OSError), connection, connection.makefile("rb") as lines:
             connection.settimeout(BRIEF_TIMEOUT)
             address = connection.getpeername()[0]
+
             message = lines.readline(MAX_LINE_BYTES).strip()
             with suppress(ValueError):  # it may have been removed as the oldest stranger
                 self._strangers.remove(connection)

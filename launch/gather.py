@@ -1,7 +1,7 @@
 """Rank 0's side of hosts=auto: find boards, give new ones their keys, and write a hosts file for those that came.
 
 What follows is a run with that file. Boards with keys come by themselves (`launch/join.py`), to the port at which the
-run will have its rendezvous. What is announced decides nothing but whom to ask for a code.
+run will have its rendezvous. What is announced only says where a code may be used.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from config.console import say
 from config.files import SPACE_REMEDY, write
 from config.run_config import RunConfig
 from config.values import listed
-from launch.share import Shape, fixed_stages, proposal
+from launch.share import ModelShape, fixed_stages, proposal
 
 LOOK_SECONDS = 5.0  # in which boards are looked for
 HOSTS_NAME, CLUSTER_NAME = "boards.txt", "cluster_keys"  # beside the folder of this machine's keys
@@ -44,10 +44,12 @@ def gathered(config: RunConfig, has_stages: bool) -> str:
     address, port = own_address(typed_interface(os.environ)), config.master_address[1] or DEFAULT_PORT
     old_boards = read_hosts(str(hosts_file))[1:] if hosts_file.exists() else []
 
+    # the boards
     with Neighbours(address) as neighbours, opened_lobby(address, port, keys) as lobby:
         neighbours.announce(authority.own_name, port, ROOT)
         say(f"looking for boards at {address} for {LOOK_SECONDS:g} seconds: bash run_worker.sh makes a machine one")
         time.sleep(LOOK_SECONDS)
+
         new_names = {authority.pair(board, listed(config.codes)) for board in neighbours.with_role(BOARD)}
         guests = lobby.wait_for({line.name for line in old_boards} | new_names - {""})
         say(f"here are {', '.join(f'{guest.name} ({guest.address})' for guest in guests)}")
@@ -55,11 +57,12 @@ def gathered(config: RunConfig, has_stages: bool) -> str:
         if stages:
             boards = with_layers(guests, stages)
         else:
-            shape = Shape.of(config)
+            shape = ModelShape.of(config)
             if fits(old_boards, guests, shape.sizes.layers):
                 return str(hosts_file)
             boards = proposal(config, shape, guests)
 
+    # their hosts file
     lines = Line(address, name=authority.own_name), *boards
     write(hosts_file, "".join(f"{line}\n" for line in lines), SPACE_REMEDY)
     say(f"{hosts_file} has this split: after a change there, give hosts={hosts_file}")
@@ -123,9 +126,10 @@ class Authority:
     def _made(self, name: str) -> KeyFiles:
         """Make keys for a board of this name; raises ValueError if that is not possible."""
         script = str(presets.ROOT / "scripts" / "make_keys.sh")
-        made = subprocess.run(["bash", script, f"names={name}", f"keys={self._folder}"], capture_output=True, text=True)
-        if made.returncode:
-            raise ValueError(f"no keys can be made: {made.stderr.strip().replace('flowspec: ', '')}")
+        words = ["bash", script, f"names={name}", f"keys={self._folder}"]
+        ended_script = subprocess.run(words, capture_output=True, text=True)
+        if ended_script.returncode:
+            raise ValueError(f"no keys can be made: {ended_script.stderr.strip().replace('flowspec: ', '')}")
         return {file_name: (self._folder / name / file_name).read_text() for file_name in KEY_FILES}
 
 
@@ -139,10 +143,12 @@ def codes_for(board: Announced, codes: Sequence[str]) -> Iterator[str]:
         yield from fitting_codes[:MAX_TRIES]
         return
 
+    # those that a person types
     about = ", ".join(board.texts.get(name, "") for name in ("cores", "memory"))
     for _ in range(MAX_TRIES):
         print(f"pairing code of {board}, {about} (empty: leave it out): ", end="", file=sys.stderr, flush=True)
         code = sys.stdin.readline().strip()
+
         if not code:
             return
         if plate_of(code) == plate:

@@ -1,7 +1,7 @@
 """A worker's side of hosts=auto: it gets its keys by a code, once, and then comes to every run of its rank 0.
 
 It listens only while it has no keys, at a port that it announces. With keys it knocks at the addresses that rank 0
-announces, and at the last one: whoever has no keys of its cluster is not listened to.
+announces, and at the last one; without keys of its cluster nobody is answered there.
 """
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ def joined(config: RunConfig) -> None:
     """
     address, key_folder = own_address(typed_interface(os.environ)), key_folder_of(config)
     name = plain_name(socket.gethostname())
+
     cores, memory = f"{os.cpu_count()} cores, {levels()[0].name}", f"{available() / 1e9:.1f} GB free"
     say(f"this board is {name} ({address}): {cores}, {memory}")
 
+    # keys and a run
     with Neighbours(address) as neighbours:
         if not key_folder.exists():
             wait_for_keys(neighbours, address, key_folder, name=name, cores=cores, memory=memory)
@@ -76,6 +78,7 @@ def calls(neighbours: Neighbours, keys: Keys, root_file: Path) -> Iterator[tuple
     reported: set[str] = set()
     while True:
         report_versions(neighbours, reported)
+
         masters = [(root.address, root.port) for root in neighbours.with_role(ROOT)]
         for master in dict.fromkeys([*last_master(root_file), *masters]):
             try:
@@ -113,6 +116,7 @@ def knock(master: Address, keys: Keys) -> int:
         with encrypted(plain_socket, keys.client, server=False) as connection:
             connection.sendall(json.dumps([GREETING, 0]).encode() + b"\n")
             connection.settimeout(LOBBY_SECONDS)
+
             lines = connection.makefile("r", encoding="ascii", newline="\n")
             first_line = next(lines, "")
             if not first_line:

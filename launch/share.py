@@ -44,7 +44,7 @@ class Measured(NamedTuple):
     mbps: float
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """What matters of a model for its shares."""
 
     config: dict[str, Any]
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     layer_bytes: float  # of weights, keys and values
 
     @staticmethod
-    def of(config: RunConfig) -> Shape:
+    def of(config: RunConfig) -> ModelShape:
         """Read the model's folder; raises ValueError for a model that is not supported."""
         source = Unfolded(config.base_dir)
         check_model(source)
@@ -70,7 +70,7 @@ class Shape(NamedTuple):
 
         row_bytes = 2 * sizes.kv_heads * sizes.head_dim * like.element_size()
         cache_bytes = row_bytes * sizes.context * config.max_requests
-        return Shape(source.config, sizes, like, quant, loaded(forms, like) / sizes.layers + cache_bytes)
+        return ModelShape(source.config, sizes, like, quant, loaded(forms, like) / sizes.layers + cache_bytes)
 
 
 def fixed_stages(config: RunConfig, has_stages: bool) -> list[int]:
@@ -88,7 +88,7 @@ def fixed_stages(config: RunConfig, has_stages: bool) -> list[int]:
     return plan_stages(config.stages, Unfolded(config.base_dir)) if has_stages else []
 
 
-def proposal(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[Line]:
+def proposal(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> list[Line]:
     """Measure the boards; print and return the lines of those that get layers. Raises ValueError if they lack room."""
     measured_boards = measured(config, shape, boards)
     num_layers = shape.sizes.layers
@@ -105,7 +105,7 @@ def proposal(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[L
     return [measured_boards[number - 1].board.with_layers(count) for number, count in zip(split.boards, split.layers)]
 
 
-def measured(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[Measured]:
+def measured(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> list[Measured]:
     """Measure layers on all boards at once, then one wire after the other.
 
     Boards of other code, and those that fail, are named and left out; raises ValueError if none is left.
@@ -114,6 +114,7 @@ def measured(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[M
     request = {"config": shape.config, "layers": 1, "dtype": config.dtype, "device": config.device,
                "quant": shape.quant, "threads": config.threads_per_rank, "context": shape.sizes.context,
                "seconds": TIMING_SECONDS}
+
     with ThreadPoolExecutor(len(boards)) as pool:
         pending_times = [pool.submit(layer_times, board, request) for board in boards]
 
@@ -134,7 +135,7 @@ def measured(config: RunConfig, shape: Shape, boards: Sequence[Guest]) -> list[M
     return measured_boards
 
 
-def site_of(shape: Shape, boards: Sequence[Measured]) -> Profile:
+def site_of(shape: ModelShape, boards: Sequence[Measured]) -> Profile:
     """Return measured boards as a planner sees them, for segments of a row; two boards are as far apart as usual."""
     fastest_ms = min(board.layer_ms for board in boards)
     latency, mbps = median(board.latency for board in boards), median(board.mbps for board in boards)
@@ -157,6 +158,7 @@ def table(split: Split, measured_boards: Sequence[Measured]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+
     plain_speed, guessing_speed = 1e9 / split.round_time, 2e9 / (split.round_time + split.slowest_time)
     yield (f"expected: {plain_speed:.1f} tokens/s without guesses, {guessing_speed:.1f} if every second guess is right "
            "(by a model of the wires and torch's layers)")

@@ -24,7 +24,7 @@ from launch import gather, join, share, timing
 from launch.gather import Authority, codes_for, gathered
 from launch.join import knock, wait_for_keys
 from launch.measure import LayerTimes
-from launch.share import Shape, fixed_stages, proposal
+from launch.share import ModelShape, fixed_stages, proposal
 from launch.timing import Passed
 from launch.words import resolve
 from tests.checkpoints import refused
@@ -56,9 +56,9 @@ def test_the_right_code_brings_the_keys_and_a_wrong_one_nothing(door, capsys):
         give_keys((HERE, door.port), OTHER, no_keys)
     give_keys((HERE, door.port), CODE, FILES.copy)
     assert door.received.get(timeout=20) == FILES and door.received.empty()
-    said = []
-    wait_until(lambda: said.append(capsys.readouterr().err) or "".join(said), 20)
-    assert "".join(said).startswith(f"flowspec: {HERE} tried a wrong code, and got nothing")
+    errors = []
+    wait_until(lambda: errors.append(capsys.readouterr().err) or "".join(errors), 20)
+    assert "".join(errors).startswith(f"flowspec: {HERE} tried a wrong code, and got nothing")
 
 
 def test_three_exchanges_are_followed_by_a_pause(door, monkeypatch):
@@ -176,9 +176,9 @@ def test_boards_of_one_name_get_suffixes(tmp_path):
 
 def test_a_board_of_another_version_is_named_and_not_asked_for_its_code(tmp_path, capsys):
     assert Authority(tmp_path / "keys").pair(announced(code="old"), [CODE]) == ""
-    said = capsys.readouterr().err
-    assert said == (f"flowspec: pi-3 ({HERE}) has other code than this machine (old, not {code_version()}): bring one "
-                    "version to all boards; nothing is sent to it\n")
+    assert capsys.readouterr().err == (
+        f"flowspec: pi-3 ({HERE}) has other code than this machine (old, not {code_version()}): bring one version to "
+        "all boards; nothing is sent to it\n")
 
 
 def test_keys_of_another_cluster_are_left_alone(tmp_path):
@@ -301,7 +301,7 @@ def replies_until_the_end(connection):
 
 
 @needs_openssl
-def test_a_stranger_without_keys_is_no_guest_and_is_told_no_rank(quiet, tmp_path):
+def test_a_stranger_without_keys_is_no_guest_and_learns_no_rank(quiet, tmp_path):
     keys = Authority(tmp_path / "keys").own_keys()
     other_keys = Authority(tmp_path / "other" / "keys").own_keys()
     with lobby.opened_lobby(HERE, 0, keys) as opened:
@@ -360,7 +360,7 @@ class Stub:
 def shape(monkeypatch):
     monkeypatch.setattr(share, "layer_times", lambda board, request: board.layers)
     monkeypatch.setattr(share, "wire_times", lambda board: (0.1, 1000.0))
-    return Shape.of(toy())._replace(layer_bytes=0.1e9)
+    return ModelShape.of(toy())._replace(layer_bytes=0.1e9)
 
 
 def toy(*words):

@@ -14,8 +14,8 @@ from eval.keys import EvalConfig
 from eval.load.keys import LoadConfig
 from eval.plan.keys import PlanConfig
 
-RUN_LOCAL = """model_dir base_dir eagle_dir draft_dir ssm models answers hosts output prompt prompt_ids question_file
-    template stop_loops device threads_per_rank debug master wait keys""".split()
+RUN_LOCAL = """model_dir base_dir eagle_dir draft_dir ssm models answers hosts codes output prompt prompt_ids
+    question_file template stop_loops device threads_per_rank debug master wait keys""".split()
 RUN_PATHS = """model_dir base_dir eagle_dir draft_dir models answers question_file template hosts keys profile trace
     output""".split()
 MODEL_KEYS = {"model_dir", "base_dir", "eagle_dir", "ssm", "stages", "draft"}
