@@ -170,8 +170,8 @@ class RunConfig(BoardKeys):
     quant_head: str = shared_key("auto", "weights of the LM head: auto (as a GGUF file has them), none, int8 or int4",
         Choices(("auto", "none", "int8", "int4")))
     quant_kv: str = shared_key(
-        "none", "keys and values of the text: none, or int8 with a scale for each head and token",
-        Choices(("none", "int8")))
+        "auto", "keys and values of the text: int16 or int8 with a scale for each head and token; none; auto: int16 in "
+        "native kernels", Choices(("auto", "none", "int16", "int8")))
     kernel: str = shared_key(
         "auto", "of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here",
         Choices(("auto", "native", "torch")))
@@ -420,8 +420,6 @@ def _misfits(c: RunConfig) -> Iterator[str]:
         yield f"tp={c.tp} is not possible: give {SPEED.advice} for each rank"
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} has no effect in virtual time: leave it out, or add time=real"
-    if c.virtual and c.quant_kv != "none":
-        yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
     if c.link == "torch":

@@ -46,8 +46,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     body = load_layers(spec, spec.part.weights, sharing_group is not None, spec.windows)
 
     def new_cache() -> TreeCache:
-        in_8_bits = spec.config.quant_kv == "int8"
-        return body.config.cache(spec.layers, spec.slots, spec.like, spec.windows, in_8_bits, spec.part.layers[0])
+        return body.config.cache(spec.layers, spec.slots, spec.like, spec.windows, spec.code_type, spec.part.layers[0])
 
     stage_layers: Callable[..., Tensor | None] = body
     if sharing_group is not None:

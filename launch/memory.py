@@ -95,7 +95,7 @@ def _stage(spec: RankSpec) -> Need:
 
     step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
-    cache = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8", part.layers[0])
+    cache = _cache(spec, sizes, spec.windows, spec.code_type, part.layers[0])
     return Need(weights, cache, workspace + retained_bytes)
 
 
@@ -137,7 +137,7 @@ def _network(spec: RankSpec, folder: Path, is_eagle: bool) -> Need:
 
     # cache
     num_layers = 1 if is_eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache = _cache(spec, sizes, (0,) * num_layers, is_int8=False)
+    cache = _cache(spec, sizes, (0,) * num_layers)
 
     num_rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all requests at once
     workspace = max(_step(spec, sizes, "none", num_rows), _loading(source, "none"))
@@ -173,13 +173,15 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
-           is_int8: bool, first_layer: int = 0) -> int:
+           code_type: torch.dtype | None = None, first_layer: int = 0) -> int:
     """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice.
 
     `windows` has the window of each layer from the first one on, 0 if it sees the whole text.
     """
     type_bytes = spec.like.element_size()
-    head_bytes = sizes.head_dim + 4 if is_int8 else sizes.head_dim * type_bytes
+    head_bytes = sizes.head_dim * torch.empty(0, dtype=code_type or spec.dtype).element_size()
+    if code_type:
+        head_bytes += 4  # its scale
     guess_slots = spec.slots - spec.context + _rows_of_one(spec)
 
     slot_bytes = state_bytes = 0

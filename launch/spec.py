@@ -19,7 +19,7 @@ from cluster.folder import RENDEZVOUS
 from config.methods import METHODS
 from config.run_config import RunConfig
 from model.llama import LlamaConfig
-from model.native.layers import reason_against
+from model.native.layers import CACHED_CODES, reason_against
 from model.native.structures import reason_against_numbers
 from model.weights.blocks import QUANTIZERS
 from model.weights.parts import Part
@@ -168,6 +168,13 @@ class RankSpec:
         is_alone = len(self.part.shares) == 1
         has_products = is_alone and bool(self.sizes.recurrent) and self.has_native_products(self._wanted_quant)
         return has_products or not self.reason_for_torch
+
+    @property
+    def code_type(self) -> torch.dtype | None:
+        """The codes of keys and values; None: they have the rank's number type."""
+        if self.config.quant_kv == "auto":
+            return None if self.reason_for_torch else CACHED_CODES
+        return None if self.config.quant_kv == "none" else getattr(torch, self.config.quant_kv)
 
     def has_native_products(self, kind: str) -> bool:
         """Whether native kernels compute this rank's linear layers outside of a stage, with this kind of weights."""

@@ -39,7 +39,8 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
         groups_of_copy = stage_groups[:len(stage_groups) // root_spec.copies]
         stage_works = [_work(group, profile) for group in groups_of_copy]
         first_spec = groups_of_copy[0][0]
-        paths = Paths([_whole(group) for group in groups_of_copy], first_spec.part.inner, first_spec.like)
+        paths = Paths([_whole(group) for group in groups_of_copy], first_spec.part.inner, first_spec.like,
+                      first_spec.code_type)
 
         # the cluster, and rank 0
         leader_traces = [traces[rank] for rank in placement.leaders]

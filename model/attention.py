@@ -1,4 +1,4 @@
-"""Attention of a segment's rows over cached keys and values, which may have 8 bits.
+"""Attention of a segment's rows over cached keys and values, which may be codes: whole numbers times a scale.
 
 Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
 """
@@ -14,7 +14,6 @@ from model.memory import Recurrence
 from model.precision import for_sums
 
 MAX_WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
-MAX_CODE = 127  # the largest signed number of 8 bits
 MIN_AMPLITUDE = 1e-20  # least value for a row's largest number, so that a row of zeros does not divide by zero
 
 
@@ -44,7 +43,7 @@ class CachedRows(Protocol):
 def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
     """Compute attention `[H, T, E]`, on a CPU with the same bits per row in every batch (model/precision.py).
 
-    `kv` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they have 8 bits.
+    `kv` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they are codes.
     """
     q, mask = for_sums(q_HTE), for_sums(mask_TS)
     if q.dtype == kv[0].dtype:
@@ -57,20 +56,20 @@ def attend(q_HTE: Tensor, kv: Sequence[Tensor], mask_TS: Tensor, form: Attention
     out_HTE = torch.empty_like(q_HTE)
     buffers = [torch.empty_like(x[:heads_at_once], dtype=q.dtype) for x in kv[:2]]  # since new memory is slow
     for first_head in range(0, num_kv_heads, heads_at_once):
-        keys, values = from_int8([x[first_head:first_head + heads_at_once] for x in kv], buffers)
+        keys, values = from_codes([x[first_head:first_head + heads_at_once] for x in kv], buffers)
         query_heads = slice(first_head * group_size, (first_head + heads_at_once) * group_size)
         out_HTE[query_heads] = attention(q[query_heads], keys, values, mask, form)
     return out_HTE
 
 
-def to_int8(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize keys or values to 8 bits; return them and the scale of each head and row."""
+def to_codes(x_KTE: Tensor, code_type: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Quantize keys or values to codes; return them and the scale of each head and row."""
     wide = x_KTE.float()
-    scale = wide.abs().amax(-1, keepdim=True).clamp(min=MIN_AMPLITUDE) / MAX_CODE
-    return (wide / scale).round().to(torch.int8), scale
+    scale = wide.abs().amax(-1, keepdim=True).clamp(min=MIN_AMPLITUDE) / torch.iinfo(code_type).max
+    return (wide / scale).round().to(code_type), scale
 
 
-def from_int8(kv: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
+def from_codes(kv: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
     """Convert keys and values to the type of the `buffers`, of at least as many heads; return the filled parts."""
     wide = [into[:len(x)].copy_(x) for into, x in zip(buffers, kv)]
     for x, scale in zip(wide, kv[2:]):

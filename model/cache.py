@@ -81,14 +81,14 @@ class TreeCache:
 
     `windows` are the windows of the layers in positions, 0 for none; slots before a window are dropped. Without windows
     nothing is dropped, and another text may reuse the beginning. `memories` are the forms of recurrent layers, and None
-    for the others; empty: there are none. With `in_8_bits`, keys and values have 8 bits.
+    for the others; empty: there are none. `code_type` is that of `Slots`.
     """
 
     def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device | str, windows: Sequence[int] = (),
-                 in_8_bits: bool = False, memories: Sequence[MemoryForm | None] = ()) -> None:
+                 code_type: torch.dtype | None = None, memories: Sequence[MemoryForm | None] = ()) -> None:
         num_layers, num_kv_heads, self.capacity, head_dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)
-        self.windows, self.in_8_bits = tuple(windows) or (0,) * num_layers, in_8_bits
+        self.windows, self.code_type = tuple(windows) or (0,) * num_layers, code_type
         self.memories = tuple(memories) or (None,) * num_layers
 
         self.slots: list[Slots] = []
@@ -99,7 +99,7 @@ class TreeCache:
         for memory, window in sorted(set(forms), key=lambda form: (form[0] is not None, form[1])):
             layers = [layer for layer, form in enumerate(forms) if form == (memory, window)]
             if memory is None:
-                slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, in_8_bits)
+                slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, code_type)
             else:
                 slots = Slots((len(layers), 1, self.capacity, memory.input_width), window, self.like, num_tensors=1)
             self.slots.append(slots)
@@ -114,7 +114,7 @@ class TreeCache:
 
     def another(self) -> TreeCache:
         """Return an empty cache of the same shape, on the same device and of the same type."""
-        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.in_8_bits, self.memories)
+        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.code_type, self.memories)
 
     def clear(self) -> None:
         """Forget the request, and free the memory of all slots but the first block."""

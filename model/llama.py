@@ -204,15 +204,14 @@ class LlamaConfig:
         return MemoryForm(sum(sizes.widths) + 2 * num_heads, (num_heads, sizes.key_dim, sizes.value_dim))
 
     def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = (),
-              in_8_bits: bool = False, first: int = 0) -> TreeCache:
-        """Return an empty cache for the layers from `first` on, on the device and in the type of `like`, or
-        `in_8_bits`.
+              code_type: torch.dtype | None = None, first: int = 0) -> TreeCache:
+        """Return an empty cache for the layers from `first` on, on the device and in the type of `like`, or in codes.
 
         It drops slots before `windows`.
         """
         shape = layers, self.kv_heads, capacity, self.head_dim
         memories = [self.memory(first + layer) for layer in range(layers)]
-        return TreeCache(shape, like.dtype, like.device, windows, in_8_bits, memories)
+        return TreeCache(shape, like.dtype, like.device, windows, code_type, memories)
 
 
 class RMSNorm(nn.Module):

@@ -6,7 +6,7 @@ from typing import NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from model.attention import to_int8
+from model.attention import to_codes
 
 BLOCK_SLOTS = 256  # that a cache has at first
 
@@ -16,15 +16,15 @@ SlotShape = Tuple[int, int, int, int]  # layers, K, slots, E
 class Slots:
     """Keys and values `[layers, K, slots, E]` of the layers that have the same window, from the slot `first` on.
 
-    If `in_8_bits`, they have 8 bits, and scales `[layers, K, slots, 1]`. Recurrent layers have inputs instead, in a
-    single tensor: `num_tensors` is 1.
+    With a `code_type`, they are codes of this type, with scales `[layers, K, slots, 1]`. Recurrent layers have inputs
+    instead, in a single tensor: `num_tensors` is 1.
     Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
     """
 
-    def __init__(self, shape: SlotShape, window: int, like: Tensor, in_8_bits: bool = False,
+    def __init__(self, shape: SlotShape, window: int, like: Tensor, code_type: torch.dtype | None = None,
                  num_tensors: int = 2) -> None:
         self.shape, self.window = shape, window
-        self.like, self.in_8_bits, self.num_tensors = like, in_8_bits, num_tensors
+        self.like, self.code_type, self.num_tensors = like, code_type, num_tensors
         self.tensors: list[Tensor] = []  # until the first `clear`
         self.first = 0
 
@@ -32,23 +32,14 @@ class Slots:
         """Free all memory but the first block."""
         num_layers, num_kv_heads, capacity, head_dim = self.shape
         num_slots = min(BLOCK_SLOTS, capacity)
-        columns = [(head_dim, torch.int8 if self.in_8_bits else self.like.dtype)] * self.num_tensors
-        if self.in_8_bits:
-            columns += [(1, torch.float32)] * 2  # scales
-
-        self.tensors = [self.like.new_empty(num_layers, num_kv_heads, num_slots, num_columns, dtype=dtype)
-                     for num_columns, dtype in columns]
+        shape = num_layers, num_kv_heads, num_slots, head_dim
+        self.tensors = new_slots(shape, self.like, self.code_type, self.num_tensors)
         self.first = 0
 
     def write(self, layer_index: int, start: int, *rows_KTE: Tensor) -> None:
         """Store rows of a layer, one for each tensor, from the slot `start` on."""
-        new_rows = list(rows_KTE)
-        if self.in_8_bits:
-            codes, scales = zip(*map(to_int8, new_rows))
-            new_rows = [*codes, *scales]
-
         begin = start - self.first
-        for tensor, new in zip(self.tensors, new_rows):
+        for tensor, new in zip(self.tensors, as_stored(rows_KTE, self.code_type)):
             tensor[layer_index, :, begin:begin + new.shape[1]] = new
 
     def read(self, layer_index: int, end: int) -> list[Tensor]:
@@ -88,10 +79,26 @@ class Slots:
 
 
 class HeldSlots(NamedTuple):
-    """Keys and values `[layers, K, S, E]`, then their scales if they have 8 bits; from the slot `first` on."""
+    """Keys and values `[layers, K, S, E]`, then their scales if they are codes; from the slot `first` on."""
 
     tensors: Sequence[Tensor]
     first: int = 0
+
+
+def new_slots(shape: SlotShape, like: Tensor, code_type: torch.dtype | None, num_tensors: int = 2) -> list[Tensor]:
+    """Return memory for keys and values, and for their scales if they are codes."""
+    rows = [like.new_empty(shape, dtype=code_type or like.dtype) for _ in range(num_tensors)]
+    if code_type is None:
+        return rows
+    return [*rows, *(like.new_empty(*shape[:3], 1, dtype=torch.float32) for _ in rows)]
+
+
+def as_stored(rows_KTE: Sequence[Tensor], code_type: torch.dtype | None) -> Sequence[Tensor]:
+    """Return keys and values, or their codes and the scales of these."""
+    if code_type is None:
+        return rows_KTE
+    codes, scales = zip(*(to_codes(x_KTE, code_type) for x_KTE in rows_KTE))
+    return [*codes, *scales]
 
 
 def _longer(old_LKSE: Tensor, num_slots: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from model.cache import TreeCache
 from model.llama import LlamaConfig, Logits, Slice, fill
 from model.native.compiler import has_library
-from model.native.layers import NativeSlice, reason_against
+from model.native.layers import CACHED_CODES, NativeSlice, reason_against
 from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
@@ -85,7 +85,7 @@ class NativeWhole:
 
     def cache(self, num_slots: int) -> TreeCache:
         """Return an empty cache for a text of `num_slots` tokens."""
-        return self.config.cache(self.config.layers, num_slots, torch.empty(0))
+        return self.config.cache(self.config.layers, num_slots, torch.empty(0), code_type=CACHED_CODES)
 
 
 WholeModel = Union[Whole, NativeWhole]

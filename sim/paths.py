@@ -17,7 +17,7 @@ from model.attention import PLAIN, AttentionForm, attend
 from model.cache import AdmittedRows
 from model.llama import LlamaConfig, Slice
 from model.native.layers import NativeSlice
-from model.slots import HeldSlots
+from model.slots import HeldSlots, as_stored, new_slots
 
 FIRST_ROWS = 1024  # of memory; it grows by doubling
 MAX_BYTES = 1 << 29  # of memory; above this all paths are forgotten before the next request
@@ -28,21 +28,23 @@ AnySlice = Union[Slice, NativeSlice]
 class Paths:
     """A model, as `slices` from the first layer to the last, over a tree of all paths, which are numbered.
 
-    The inputs of the layers `inner` are stored in addition to the last hidden states.
+    The inputs of the layers `inner` are stored in addition to the last hidden states, and keys and values in the type
+    of `like`, or in codes.
     """
 
     root = -1  # the path without tokens
 
-    def __init__(self, slices: Sequence[AnySlice], inner: Sequence[int], like: Tensor) -> None:
+    def __init__(self, slices: Sequence[AnySlice], inner: Sequence[int], like: Tensor,
+                 code_type: torch.dtype | None = None) -> None:
         self._slices, self._inner = slices, inner
         self.repeats_bits = all(isinstance(layers, NativeSlice) for layers in slices)
-        self._like = like
+        self._like, self._code_type = like, code_type
         self.clear()
 
     def clear(self) -> None:
         """Forget all paths."""
         config = self._slices[0].config
-        self._caches = [PathCache(config, len(part.layers), self._like) for part in self._slices]
+        self._caches = [PathCache(config, len(part.layers), self._like, self._code_type) for part in self._slices]
         output_width = config.hidden * (1 + len(self._inner))
         self._outputs = self._like.new_empty(FIRST_ROWS, output_width)  # columns: last hidden states, then inner ones
 
@@ -140,26 +142,26 @@ def _grown(x: Tensor, dim: int, num_rows: int) -> Tensor:
 
 
 class PathCache:
-    """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses this cache like a tree cache.
+    """Keys and values `[layers, K, rows, E]` of the layers of a slice, or codes and their scales; the slice uses this
+    cache like a tree cache.
 
     `view` is the rows `[T]` to compute, the rows `[P]` that they may attend to, the additive mask `[T, P]`, and the
     distances `[T, P]` between both in positions.
     """
 
-    def __init__(self, config: LlamaConfig, num_layers: int, like: Tensor) -> None:
+    def __init__(self, config: LlamaConfig, num_layers: int, like: Tensor, code_type: torch.dtype | None) -> None:
         self.view = (like, like, like, like)
-        self._keys = like.new_empty(num_layers, config.kv_heads, FIRST_ROWS, config.head_dim)
-        self._values = torch.empty_like(self._keys)
+        self._code_type = code_type
+        self._tensors = new_slots((num_layers, config.kv_heads, FIRST_ROWS, config.head_dim), like, code_type)
         self._copied: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def bytes(self) -> int:
-        return 2 * self._keys.numel() * self._keys.element_size()
+        return sum(x.numel() * x.element_size() for x in self._tensors)
 
     def make_room(self, num_rows: int) -> None:
         """Allocate memory for this number of rows."""
-        self._keys = _grown(self._keys, 2, num_rows)
-        self._values = _grown(self._values, 2, num_rows)
+        self._tensors = [_grown(x, 2, num_rows) for x in self._tensors]
 
     def admitted(self) -> list[AdmittedRows]:
         """Return the rows to compute, over a copy of the slots that they see, until `keep`."""
@@ -167,33 +169,26 @@ class PathCache:
         is_new_P = torch.isin(seen_P, row_T)
         old_first_P = torch.cat((torch.nonzero(~is_new_P), torch.nonzero(is_new_P)))[:, 0]
         slot_P = seen_P[old_first_P]
-        copies = [x[:, :, slot_P] for x in (self._keys, self._values)]
+        copies = [x[:, :, slot_P] for x in self._tensors]
         self._copied = row_T, copies
 
         sees_TP = mask_TP[:, old_first_P] == 0
         return [AdmittedRows(0, sees_TP.numpy(), [HeldSlots(copies)])]
 
     def keep(self) -> None:
-        """Store the keys and values that were written to the copy."""
+        """Store what was written to the copy."""
         if self._copied is not None:
             row_T, copies = self._copied
-            for store, copy in zip((self._keys, self._values), copies):
+            for store, copy in zip(self._tensors, copies):
                 store[:, :, row_T] = copy[:, :, -len(row_T):]
         self._copied = None
-
-    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Store keys and values of the rows in a layer; return those `[K, P, E]` of all seen rows, and the mask."""
-        row_T, seen_P, mask_TP, _ = self.view
-        layer_keys, layer_values = self._keys[layer], self._values[layer]
-        layer_keys[:, row_T] = k_KTE
-        layer_values[:, row_T] = v_KTE
-        return layer_keys[:, seen_P], layer_values[:, seen_P], mask_TP
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Store keys and values of the rows in a layer; return the attention `[H, T, E]` of their queries."""
-        keys_KPE, values_KPE, mask_TP = self.store(layer, k_KTE, v_KTE)
+        row_T, seen_P, mask_TP, distance_TP = self.view
+        for tensor, new in zip(self._tensors, as_stored((k_KTE, v_KTE), self._code_type)):
+            tensor[layer, :, row_T] = new
         if form.window:
-            *_, distance_TP = self.view
             mask_TP = mask_TP.masked_fill(distance_TP >= form.window, float("-inf"))
-        return attend(q_HTE, (keys_KPE, values_KPE), mask_TP, form)
+        return attend(q_HTE, [x[layer][:, seen_P] for x in self._tensors], mask_TP, form)

@@ -98,10 +98,10 @@ int main(void) {
         Model model = {HIDDEN, HEADS, KV_HEADS, HEAD, HEAD, WIDE, LAYERS, 1e-6f, 0.2f, layers, NULL, NULL,
                        more, more ? 0.75f : 1, more ? 5 : 0};
         size_t num_vectors = LAYERS * KV_HEADS * ROOM;
-        for (int is_int8 = 0; is_int8 < 2; is_int8++) {
+        for (int64_t element_bytes = 4; element_bytes; element_bytes /= 2) { /* of keys and values */
             void *keys = calloc(num_vectors * HEAD, 4), *values = calloc(num_vectors * HEAD, 4);
-            Slots slots = {keys, values, is_int8 ? calloc(num_vectors, 4) : NULL,
-                           is_int8 ? calloc(num_vectors, 4) : NULL, LAYERS, 0, ROOM};
+            float *key_scales = calloc(num_vectors, 4), *value_scales = calloc(num_vectors, 4);
+            Slots slots = {keys, values, key_scales, value_scales, LAYERS, 0, ROOM, element_bytes};
             Slice *slice = slice_new(&model, 2);
             uint64_t text = rows(slice, &slots, 0, TEXT, true), guesses = rows(slice, &slots, TEXT, GUESSES, false);
             printf("%016llx %016llx\n", (unsigned long long)text, (unsigned long long)guesses);

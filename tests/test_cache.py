@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model import attention
 from model import cache as caches
 from model import slots as slot_memory
-from model.attention import PLAIN, AttentionForm, from_int8, to_int8
+from model.attention import PLAIN, AttentionForm, from_codes, to_codes
 from model.tree import TokenTree, verify
 from tests.checkpoints import refused
 from tests.tiny import TINY, add_anywhere, admit_text, judge
@@ -103,12 +103,15 @@ def test_settled_slots_never_move():
     assert torch.equal(keys_of(cache)[:, :, :20], before)
 
 
+of_each_code_type = pytest.mark.parametrize("code_type", [None, torch.int8, torch.int16])
+
+
 class PlainRows:
     """The keys and values of all rows that a cache was given, by node, and attention over a node's path in numpy."""
 
-    def __init__(self, windows=(), in_8_bits=False, capacity=200):
+    def __init__(self, windows=(), code_type=None, capacity=200):
         shape = max(1, len(windows)), KV_HEADS, capacity, HEAD_DIM
-        self.cache = caches.TreeCache(shape, torch.float64, "cpu", windows, in_8_bits)
+        self.cache = caches.TreeCache(shape, torch.float64, "cpu", windows, code_type)
         self.noise, self.parents, self.stored = torch.Generator().manual_seed(1), {}, {}
         self.forms = [AttentionForm(window) for window in windows] or [PLAIN]
 
@@ -134,10 +137,11 @@ class PlainRows:
 
     def rounded(self, x_KTE):
         """The numbers after rounding to the cache's bits."""
-        if not self.cache.in_8_bits:
+        if not self.cache.code_type:
             return x_KTE.numpy()
         wide = x_KTE.numpy().astype(np.float32)
-        scale = np.abs(wide).max(-1, keepdims=True) / np.float32(127)
+        max_code = {torch.int8: 127, torch.int16: 32767}[self.cache.code_type]
+        scale = np.abs(wide).max(-1, keepdims=True) / np.float32(max_code)
         return np.round(wide / scale).astype(float) * scale
 
     def attended(self, layer, q_HE, nodes):
@@ -170,7 +174,7 @@ class PlainRows:
         block = nodes[text:] if mutual else ()
         for layer, wanted in enumerate(self.expected(nodes, layers, block)):
             got = self.cache.attend(layer, *layers[layer], self.forms[layer])
-            np.testing.assert_allclose(got, wanted, rtol=1e-6 if self.cache.in_8_bits else 1e-11, atol=1e-9)
+            np.testing.assert_allclose(got, wanted, rtol=1e-6 if self.cache.code_type else 1e-11, atol=1e-9)
         [rows] = self.cache.admitted()
         sees = [[each in self.path(node) or node in block and each in block for each in self.cache.nodes]
                 for node in nodes]
@@ -182,8 +186,8 @@ class PlainRows:
         for layer in range(len(self.forms)):
             slots, index = self.cache._slots_of_layer[layer]
             read = slots.read(index, len(text) + len(tail))
-            if self.cache.in_8_bits:
-                read = from_int8(read, [torch.empty_like(x, dtype=torch.float64) for x in read[:2]])
+            if self.cache.code_type:
+                read = from_codes(read, [torch.empty_like(x, dtype=torch.float64) for x in read[:2]])
             for which, x_KSE in enumerate(read):
                 wanted = [self.stored[layer, node][which] for node in [*text, *tail][slots.first:]]
                 np.testing.assert_allclose(x_KSE, np.stack(wanted, 1), rtol=1e-6)
@@ -194,12 +198,12 @@ SINKS = torch.linspace(-2, 2, HEADS)
 
 
 @pytest.mark.parametrize("windows", [(), (6, 0), (3, 9, 3)], ids=str)
-@pytest.mark.parametrize("in_8_bits", [False, True])
+@of_each_code_type
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), loss=st.sampled_from([0.0, 0.5]))
-def test_rows_read_what_numpy_computes_over_their_paths_and_survivors_stay_in_order(windows, in_8_bits, seed, loss):
+def test_rows_read_what_numpy_computes_over_their_paths_and_survivors_stay_in_order(windows, code_type, seed, loss):
     """Prunes may be lost, or come late and in another order, where text behind a window is dropped, too."""
-    rng, tree, plain = random.Random(seed), TokenTree(list(range(30)), max_tokens=100), PlainRows(windows, in_8_bits)
+    rng, tree, plain = random.Random(seed), TokenTree(list(range(30)), max_tokens=100), PlainRows(windows, code_type)
     cache, late = plain.cache, []
 
     def send(*limits):
@@ -275,9 +279,9 @@ def test_a_tail_may_have_any_size():
     plain.read([300, 301], [kept[-1], kept[-1]])
 
 
-@pytest.mark.parametrize("in_8_bits", [False, True])
-def test_texts_are_continued_cut_and_copied(in_8_bits):
-    plain = PlainRows(in_8_bits=in_8_bits)
+@of_each_code_type
+def test_texts_are_continued_cut_and_copied(code_type):
+    plain = PlainRows(code_type=code_type)
     cache = plain.cache
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20, 21, 22], [8, 9, 20, 9], text=1)
@@ -287,7 +291,7 @@ def test_texts_are_continued_cut_and_copied(in_8_bits):
     plain.assert_holds([*range(10)], [20, 21, 24])
     plain.read([25], [21])
 
-    other = PlainRows(in_8_bits=in_8_bits)
+    other = PlainRows(code_type=code_type)
     other.read([50, *range(51, 65)], [50, 50, *range(50, 63)], text=2)
     other.cache.copy(cache, 7)
     other.stored, other.parents = dict(plain.stored), dict(plain.parents)
@@ -323,9 +327,9 @@ def test_a_block_that_is_guessed_at_once_sees_itself_whole_and_no_text_sees_it()
 
 @pytest.mark.parametrize("first_form", [
     AttentionForm(cap=1.5), AttentionForm(sinks=SINKS), AttentionForm(5, 1.5, SINKS)], ids=["cap", "sinks", "all"])
-@pytest.mark.parametrize("in_8_bits", [False, True])
-def test_soft_caps_and_sinks_are_those_of_numpy(first_form, in_8_bits):
-    plain = PlainRows((first_form.window, 0), in_8_bits)
+@of_each_code_type
+def test_soft_caps_and_sinks_are_those_of_numpy(first_form, code_type):
+    plain = PlainRows((first_form.window, 0), code_type)
     plain.forms = [first_form, PLAIN]
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20, 21, 22], [8, 8, 20, 8])
@@ -334,7 +338,7 @@ def test_soft_caps_and_sinks_are_those_of_numpy(first_form, in_8_bits):
 @pytest.mark.parametrize("first_form", [PLAIN, AttentionForm(sinks=SINKS)], ids=["plain", "sinks"])
 def test_heads_that_are_widened_one_by_one_read_the_same(monkeypatch, first_form):
     monkeypatch.setattr(attention, "MAX_WIDENED", 1)
-    plain = PlainRows(in_8_bits=True)
+    plain = PlainRows(code_type=torch.int8)
     plain.forms = [first_form]
     plain.read(*chain(0, 9), text=9)
     plain.read([9, 20], [8, 8])
@@ -418,16 +422,17 @@ def test_a_full_cache_says_what_to_do():
         admit_text(cache, 5)
 
 
-def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_the_memory():
+@pytest.mark.parametrize("code_type, max_code, num_bytes", [(torch.int8, 127, 68), (torch.int16, 32767, 132)])
+def test_keys_and_values_in_codes_are_within_half_a_step_and_take_less_memory(code_type, max_code, num_bytes):
     x_KTE = torch.randn(2, 5, 64)
     x_KTE[1, 3] = 0
-    codes, scale = to_int8(x_KTE)
+    codes, scale = to_codes(x_KTE, code_type)
     room = [torch.empty(2, 5, 64, dtype=torch.float64) for _ in range(2)]
-    found, _ = from_int8((codes, codes, scale, scale), room)
-    assert bool(((found - x_KTE).abs() <= 0.5001 * scale).all())
-    assert scale.squeeze(-1).tolist() == (x_KTE.abs().amax(-1).clamp(min=1e-20) / 127).tolist()
+    found, _ = from_codes((codes, codes, scale, scale), room)
+    assert bool(((found - x_KTE).abs() <= 0.503 * scale).all())
+    assert scale.squeeze(-1).tolist() == (x_KTE.abs().amax(-1).clamp(min=1e-20) / max_code).tolist()
     plain, small = (caches.TreeCache((3, 2, 50, 64),
-                                     torch.float32, "cpu", (), eight)
-                    for eight in (False, True))
-    assert small.bytes * 256 == plain.bytes * 68, "of 64 numbers 64 bytes and a scale of 4, not 256"
+                                     torch.float32, "cpu", (), each)
+                    for each in (None, code_type))
+    assert small.bytes * 256 == plain.bytes * num_bytes, "of 64 numbers the codes and a scale of 4 bytes, not 256"
     assert small.another().bytes == small.bytes

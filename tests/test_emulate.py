@@ -194,7 +194,6 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
 
 @pytest.mark.parametrize("words, sentence", [
     ("wires=100", "wires only works with an emulated cluster: name one, as in profile=jetson-7b"),
-    ("profile=jetson-7b time=virtual quant_kv=int8", "leave quant_kv out, or add time=real"),
     ("profile=jetson", "choose one of none, jetson-7b"),
     ("profile=wifi slowdown=0", "slowdown=0.0 is not possible"),
     ("profile=wifi wires=-1", "wires=-1 is not possible"),

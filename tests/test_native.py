@@ -105,14 +105,14 @@ def quantized(name, tensor, kind):
 class Model:
     """Native layers and a cache; `read` gives the hidden states of rows."""
 
-    def __init__(self, family, kind="none", small=False, level=None, threads=1):
+    def __init__(self, family, kind="none", code_type=None, level=None, threads=1):
         self.sizes = sizes_of(family, kind)
         body, windows = Slice(self.sizes, 0, self.sizes.layers), self.sizes.windows
         self.body = NativeSlice(body, tensors_of(family, kind), threads, windows, level)
-        self.cache = self.new_cache(small)
+        self.cache = self.new_cache(code_type)
 
-    def new_cache(self, small=False):
-        return self.sizes.cache(self.sizes.layers, 256, torch.empty(0), self.sizes.windows, small)
+    def new_cache(self, code_type=None):
+        return self.sizes.cache(self.sizes.layers, 256, torch.empty(0), self.sizes.windows, code_type)
 
     def read(self, rows, text, cache=None):
         """Read rows of node, parent, position and token, of which the first `text` are settled."""
@@ -125,15 +125,16 @@ class Model:
 TEXT = [random.Random(1).randrange(50) for _ in range(LENGTH)]
 
 
-@pytest.mark.parametrize("family, kind, small", [
-    *((family, "none", False) for family in FAMILY),
-    ("llama", "none", True), ("ministral", "Q4_1", True), ("qwen2", "Q8_0", False), ("qwen3", "Q8_0", True),
-    ("qwen3", "Q4_1", False)])
-def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(family, kind, small):
-    wanted = alone(Model(family, kind, small), TEXT)
+@pytest.mark.parametrize("family, kind, code_type", [
+    *((family, "none", None) for family in FAMILY),
+    ("llama", "none", torch.int8), ("llama", "none", torch.int16), ("ministral", "Q4_1", torch.int8),
+    ("ministral", "Q4_1", torch.int16), ("qwen2", "Q8_0", None), ("qwen3", "Q8_0", torch.int16),
+    ("qwen3", "Q4_1", None)])
+def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(family, kind, code_type):
+    wanted = alone(Model(family, kind, code_type), TEXT)
     for level in LEVELS.values():
         for threads in (1, 3):
-            model = Model(family, kind, small, level, threads)
+            model = Model(family, kind, code_type, level, threads)
             assert torch.equal(in_trees(model, TEXT, random.Random(threads), 50), wanted), (level.name, threads)
 
 
@@ -209,7 +210,7 @@ def test_outputs_after_paths_repeat_whatever_was_computed_before_or_with_them():
 
 
 def path_outputs():
-    return Paths([Model("llama").body], (), torch.empty(0))
+    return Paths([Model("llama").body], (), torch.empty(0), torch.int16)
 
 
 def path_of(paths, text):
@@ -274,6 +275,14 @@ def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
 
     wanted, *others = map(text, methods)
     assert others == [wanted] * len(others)
+
+
+@pytest.mark.parametrize("quant_kv", ["auto", "int8", "none"])
+def test_virtual_time_writes_the_text_of_real_time_with_each_form_of_keys_and_values(quant_kv, tmp_path):
+    words = ("toy", "kernel=native", "pipeline_type=ar", "max_new_tokens=20", "ignore_eos=true", "temperature=1",
+             f"quant_kv={quant_kv}")
+    virtual, real = (answer_of(tmp_path, *words, *more)["token_ids"] for more in (("profile=server", "time=virtual"), ()))
+    assert virtual == real
 
 
 # --- the border -------------------------------------------------------------------------------------------------------

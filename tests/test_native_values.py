@@ -36,7 +36,8 @@ except ValueError as error:
     pytest.skip(f"no native kernels: {error}", allow_module_level=True)
 
 GROUP = 32  # inputs of a row that share a scale
-ROW_CODES, CACHED_CODES = 32639, 127  # the largest code of a row, and of a key or value in 8 bits
+ROW_CODES = 32639  # the largest code of a row
+CACHED_CODES = {torch.int8: 127, torch.int16: 32767}  # and of a key or value
 SCALES = {  # where a block of each type has scales in float16
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,)}
@@ -48,7 +49,8 @@ of_each_level = pytest.mark.parametrize("level", LEVELS)
 # of float32, in units of a row's root mean square; a step that is left out changes 1,000 times as much
 FLOAT_ERROR = 2e-5
 BLOCKS_ERROR = 1e-3  # where rows are rounded to codes of 16 bits
-CODE_ERROR = 0.05  # where a number is rounded to the next code of 8 bits
+CODE_ERRORS = {  # where a key or value may be rounded to the next code: of the worst row, and of the best tenth
+    torch.int8: (0.05, FLOAT_ERROR), torch.int16: (1e-3, 2 * FLOAT_ERROR)}
 
 SIZES = LlamaConfig(hidden=37, layers=3, heads=6, kv_heads=2, head_dim=24, intermediate=45, vocab=50, context=1024,
                     eps=0.1, theta=100.0)
@@ -199,11 +201,11 @@ def assert_close(rows, right_rows, most=FLOAT_ERROR):
     assert errors.max() < most, errors
 
 
-def assert_close_in_codes(rows, right_rows):
+def assert_close_in_codes(rows, right_rows, code_type):
     """A number that is nearly halfway between two codes may become either, which shows in the rows that read it. Some
     rows read no such number."""
-    errors = errors_of(rows, right_rows)
-    assert errors.max() < CODE_ERROR and np.quantile(errors, 0.1) < FLOAT_ERROR, errors
+    errors, (most, usual) = errors_of(rows, right_rows), CODE_ERRORS[code_type]
+    assert errors.max() < most and np.quantile(errors, 0.1) < usual, errors
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -253,12 +255,12 @@ PATHS = paths(PARENTS)
 class NativeRows:
     """Native layers, which read the rows of a text by their numbers, and a cache."""
 
-    def __init__(self, c, tensors, level=PLAIN, num_threads=1, in_8_bits=False, layers=None):
+    def __init__(self, c, tensors, level=PLAIN, num_threads=1, code_type=None, layers=None):
         layers = layers or range(c.layers)
         whole_slice, windows = Slice(c, layers[0], layers[-1] + 1), [c.window(number) for number in layers]
         slice_tensors = {name: tensors[name] for name, _ in whole_slice.named_parameters()}
         self.layers = NativeSlice(whole_slice, slice_tensors, num_threads, windows, level)
-        self.cache = c.cache(len(layers), 1024, torch.empty(0), windows, in_8_bits)
+        self.cache = c.cache(len(layers), 1024, torch.empty(0), windows, code_type)
 
     def read(self, x, parents, first_row=0, num_text_rows=0, **others):
         """Read the rows that follow `first_row`, of which the first ones are text."""
@@ -381,48 +383,51 @@ def test_requests_that_share_a_segment_have_their_own_paths(level):
     assert_close(rows, np.concatenate((right[:num_other_rows], right)))
 
 
-@pytest.mark.parametrize("in_8_bits", [False, True])
-def test_slots_before_the_windows_are_dropped(in_8_bits):
+@pytest.mark.parametrize("code_type", [None, torch.int8, torch.int16])
+def test_slots_before_the_windows_are_dropped(code_type):
     """A text of which a cache keeps the end for some layers and all for another, then guesses."""
     c = replace(CONFIGS["windows"], hidden=16, heads=2, layers=2)
     num_text_rows, num_rows = 460, 470
     parents = [row - 1 for row in range(num_text_rows + 1)] + [num_text_rows] * (num_rows - num_text_rows - 1)
     tokens = np.random.default_rng(3).integers(0, c.vocab, num_rows)
-    layers = RightLayers(c, drawn_tensors(c), in_codes_of_heads if in_8_bits else exactly)
+    layers = RightLayers(c, drawn_tensors(c), rounding_to(code_type) if code_type else exactly)
     wanted_rows = layers.whole(tokens, paths(parents))
 
-    native = NativeRows(c, drawn_tensors(c), in_8_bits=in_8_bits)
+    native = NativeRows(c, drawn_tensors(c), code_type=code_type)
     results = [native.read(torch.from_numpy(tokens[row:end]), parents, row, min(end, num_text_rows) - row)
                for row, end in ((0, 300), (300, 460), (460, 470))]
     assert [slots.first > 0 for slots in native.cache.slots] == [False, True]
-    if in_8_bits:
-        assert_close_in_codes(torch.cat(results), wanted_rows)
+    if code_type:
+        assert_close_in_codes(torch.cat(results), wanted_rows, code_type)
     else:
         assert_close(torch.cat(results), wanted_rows, 10 * FLOAT_ERROR)  # of the angles of far positions
 
 
 # --- numbers in codes -------------------------------------------------------------------------------------------------
 
-def in_codes_of_heads(x_TKE):
-    return in_codes(x_TKE, x_TKE.shape[-1], CACHED_CODES)
+def rounding_to(code_type):
+    """Return a function that rounds keys or values to codes, with a scale for each head and row."""
+    return lambda x_TKE: in_codes(x_TKE, x_TKE.shape[-1], CACHED_CODES[code_type])
 
 
 @of_each_level
+@pytest.mark.parametrize("code_type", CACHED_CODES, ids=str)
 @pytest.mark.parametrize("config_name", ["every step", "norms of heads", "local positions"])
-def test_layers_with_a_cache_of_8_bits_compute_the_right_values(config_name, level):
+def test_layers_with_a_cache_of_codes_compute_the_right_values(config_name, code_type, level):
     c, tensors = replace(CONFIGS[config_name], layers=2), tensors_of(config_name)
-    layers = RightLayers(c, tensors, in_codes_of_heads)
+    layers = RightLayers(c, tensors, rounding_to(code_type))
     wanted_rows = layers.whole(TOKENS, PATHS)
-    rows = NativeRows(c, tensors, LEVELS[level], in_8_bits=True).read_all(torch.from_numpy(TOKENS))
-    assert_close_in_codes(rows, wanted_rows)
+    rows = NativeRows(c, tensors, LEVELS[level], code_type=code_type).read_all(torch.from_numpy(TOKENS))
+    assert_close_in_codes(rows, wanted_rows, code_type)
 
 
-def test_keys_and_values_of_zeros_have_8_bits_too():
+@pytest.mark.parametrize("code_type", CACHED_CODES, ids=str)
+def test_keys_and_values_of_zeros_have_codes_too(code_type):
     c, tensors = CONFIGS["no option"], dict(tensors_of("no option"))
     tensors.update({name: 0 * x for name, x in tensors.items() if "k_proj" in name or "v_proj" in name})
     layers = RightLayers(c, tensors)
     wanted_rows = layers.whole(TOKENS, PATHS)
-    assert_close(NativeRows(c, tensors, in_8_bits=True).read_all(torch.from_numpy(TOKENS)), wanted_rows)
+    assert_close(NativeRows(c, tensors, code_type=code_type).read_all(torch.from_numpy(TOKENS)), wanted_rows)
 
 
 BLOCK_LAYERS = {  # the types of blocks of a layer's weights; the others are in float32

@@ -48,12 +48,22 @@ INLINE f32x8 load_partial_x8(const float *from, int64_t count) {
     return load_x8(lanes);
 }
 
-/* Load eight codes of 8 bits as floats. */
-INLINE f32x8 load_codes_x8(const int8_t *from) {
+/* Load eight codes of 8 or 16 bits as floats; compilers widen 16 bits in two halves. */
+INLINE f32x8 load_int8_codes_x8(const int8_t *from) {
     typedef int8_t i8x8 __attribute__((vector_size(LANES)));
     i8x8 codes;
     memcpy(&codes, from, sizeof codes);
     return __builtin_convertvector(codes, f32x8);
+}
+INLINE f32x8 load_int16_codes_x8(const int16_t *from) {
+#if defined(__AVX2__)
+    return (f32x8)_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    typedef int16_t i16x8 __attribute__((vector_size(2 * LANES)));
+    i16x8 codes;
+    memcpy(&codes, from, sizeof codes);
+    return __builtin_convertvector(codes, f32x8);
+#endif
 }
 
 /* Return `yes` in the lanes where `mask` is all ones, else `no`. */

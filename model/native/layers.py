@@ -35,6 +35,8 @@ from model.weights.checkpoint import form_of
 from model.weights.quant import Recast
 from model.weights.quant_layers import StoredEmbedding, hollow_blocks
 
+CACHED_CODES = torch.int16  # of keys and values, unless another type is asked for
+
 
 def reason_against(c: LlamaConfig, dtype: torch.dtype,
                    device: torch.device, kind: str) -> str:

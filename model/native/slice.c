@@ -39,8 +39,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-#define MAX_CACHED_CODE 127 /* of a key or value in 8 bits; -128 is not used */
-#define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in 8 bits: its scale stays above 0 */
+#define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in codes: its scale stays above 0 */
 #define MAX_CHUNK_ROWS 8 /* of one item of the attention, which mostly see the same slots */
 #define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
 #define ITEMS_PER_THREAD 4 /* of a product: threads that are interrupted leave items to the others */
@@ -68,11 +67,11 @@ typedef struct {
 } Weight;
 
 /* The slots of a request for the layers with one window: keys and values `[num_layers, K, num_slots, E]`, from the slot
- * `first_slot` on; codes of 8 bits if there are scales `[num_layers, K, num_slots]`. */
+ * `first_slot` on: floats, or codes of 2 bytes or 1 with scales `[num_layers, K, num_slots]`. */
 typedef struct {
     void *keys, *values;
     float *key_scales, *value_scales;
-    int64_t num_layers, first_slot, num_slots;
+    int64_t num_layers, first_slot, num_slots, element_bytes;
 } Slots;
 
 typedef struct {
@@ -153,6 +152,7 @@ typedef struct {
     Chunk *chunks;
     int64_t num_chunks;
     float *scores; /* of each thread: `[MAX_CHUNK_ROWS, H / K, max_slots]` */
+    float *blocks; /* of each thread: `[E, LANES]` */
 } Run;
 
 INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -425,44 +425,67 @@ static void product(Run *run, const Weight *w, const float *in, float *out, bool
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* Write a row's key or value of one head `[E]` to its slot; in 8 bits with a scale. `slot_at` counts the slots of all
- * layers and heads. */
-static void write_slot(const float *x, int64_t head_dim, void *to, float *scales, int64_t slot_at) {
-    if (!scales) {
-        memcpy((float *)to + slot_at * head_dim, x, (size_t)head_dim * sizeof *x);
+/* The keys or the values of one layer and key/value head. */
+typedef struct {
+    char *elements; /* `[num_slots, E]`: floats, or codes */
+    float *scales; /* `[num_slots]` of codes */
+    int64_t element_bytes;
+} CachedHead;
+
+/* Write a row's key or value `[E]` to a slot, as codes with a scale unless elements are floats. */
+static void write_slot(CachedHead cached, int64_t slot, const float *x, int64_t head_dim) {
+    char *to = cached.elements + slot * head_dim * cached.element_bytes;
+    if (cached.element_bytes == sizeof *x) {
+        memcpy(to, x, (size_t)head_dim * sizeof *x);
         return;
     }
 
     float magnitude = max_magnitude(x, head_dim);
-    float scale = (magnitude < MIN_CACHED_MAGNITUDE ? MIN_CACHED_MAGNITUDE : magnitude) / MAX_CACHED_CODE;
-    scales[slot_at] = scale;
-    for (int64_t i = 0; i < head_dim; i++)
-        ((int8_t *)to)[slot_at * head_dim + i] = (int8_t)round_to_int(x[i] / scale);
+    float max_code = cached.element_bytes == 1 ? INT8_MAX : INT16_MAX; /* the least numbers are not used */
+    float scale = (magnitude < MIN_CACHED_MAGNITUDE ? MIN_CACHED_MAGNITUDE : magnitude) / max_code;
+    cached.scales[slot] = scale;
+
+    for (int64_t i = 0; i < head_dim; i++) {
+        int32_t code = round_to_int(x[i] / scale);
+        if (cached.element_bytes == 1) ((int8_t *)to)[i] = (int8_t)code;
+        else ((int16_t *)to)[i] = (int16_t)code;
+    }
 }
 
-/* The keys or the values of one layer and key/value head. */
+/* The keys, or the values, of eight slots of a path. */
 typedef struct {
-    const void *elements; /* `[num_slots, E]`: floats, or codes of 8 bits */
-    const float *scales; /* `[num_slots]`, or NULL */
-} CachedHead;
+    float *elements; /* `[E / LANES, LANES slots, LANES]`: floats, or codes as floats */
+    float scales[LANES]; /* of the slots; 1 for floats */
+} Block;
 
-INLINE f32x8 load_cached_x8(CachedHead cached, int64_t at, bool is_int8) {
-    return is_int8 ? load_codes_x8((const int8_t *)cached.elements + at) : load_x8((const float *)cached.elements + at);
+/* Load eight slots. */
+INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t slots[LANES], int64_t head_dim,
+                       Block *block) {
+    for (int64_t j = 0; j < LANES; j++) {
+        const char *from = cached.elements + slots[j] * head_dim * element_bytes;
+        for (int64_t i = 0; i < head_dim * element_bytes; i += CACHE_LINE) __builtin_prefetch(from + PREFETCH_BYTES + i);
+
+        float *to = block->elements + j * LANES;
+        UNROLL for (int64_t i = 0; i < head_dim; i += LANES) {
+            store_x8(to + i * LANES, element_bytes == 4   ? load_x8((const float *)from + i)
+                                     : element_bytes == 2 ? load_int16_codes_x8((const int16_t *)from + i)
+                                                          : load_int8_codes_x8((const int8_t *)from + i));
+        }
+        block->scales[j] = element_bytes == 4 ? 1 : cached.scales[slots[j]];
+    }
 }
 
 /* Write the scores of a query `[E]` for eight slots, with the model's factor and soft cap. A score is a sum in eight
  * lanes over E, then over the lanes. */
-INLINE void score_slots(const float *query, const Model *m, CachedHead keys, const int64_t slots[LANES], bool is_int8,
-                        float *to) {
-    int64_t head_dim = m->head_dim;
+INLINE void score_block(const float *query, const Model *m, const Block *block, float *to) {
+    const float *keys = block->elements;
     f32x8 sums[LANES] = {0};
-    for (int64_t i = 0; i < head_dim; i += LANES) {
+    for (int64_t i = 0; i < m->head_dim; i += LANES, keys += LANES * LANES) {
         f32x8 part = load_x8(query + i);
-        UNROLL for (int j = 0; j < LANES; j++) sums[j] += part * load_cached_x8(keys, slots[j] * head_dim + i, is_int8);
+        UNROLL for (int j = 0; j < LANES; j++) sums[j] += part * load_x8(keys + j * LANES);
     }
 
-    f32x8 scores = lane_sums_x8(sums) * m->score_scale;
-    if (is_int8) for (int j = 0; j < LANES; j++) scores[j] *= keys.scales[slots[j]];
+    f32x8 scores = lane_sums_x8(sums) * (load_x8(block->scales) * m->score_scale);
     if (m->score_cap != 0) scores = tanh_x8(scores / m->score_cap) * m->score_cap;
     store_x8(to, scores);
 }
@@ -493,23 +516,24 @@ static void softmax(float *scores, int64_t start, int64_t end) {
     for (int64_t j = first; j < end; j += LANES) store_x8(scores + j, load_x8(scores + j) * inverse_sum);
 }
 
-/* Add the weighted values of `count` successive slots of a path to `out` `[E]`, in the order of the path. */
-INLINE void add_values(const float *weights, CachedHead values, const int64_t *slots, int64_t count, int64_t head_dim,
-                       bool is_int8, float *out) {
+/* Add the weighted values of the slots `[start, end)` of a block to `out` `[E]`, in their order. */
+INLINE void add_values(const float *slot_weights, const Block *block, int64_t start, int64_t end, int64_t head_dim,
+                       float *out) {
+    float weights[LANES];
+    store_x8(weights, load_x8(slot_weights) * load_x8(block->scales));
+
     for (int64_t i = 0; i < head_dim; i += VALUE_VECTORS * LANES) {
         f32x8 sums[VALUE_VECTORS];
         int num_vectors = (int)min_i64(VALUE_VECTORS, (head_dim - i) / LANES);
         for (int v = 0; v < num_vectors; v++) sums[v] = load_x8(out + i + LANES * v);
 
-        for (int64_t j = 0; j < count; j++) {
-            float weight = is_int8 ? weights[j] * values.scales[slots[j]] : weights[j];
-            int64_t at = slots[j] * head_dim + i;
+        for (int64_t j = start; j < end; j++) {
+            const float *value = block->elements + (i + j) * LANES;
             if (num_vectors == VALUE_VECTORS) {
                 UNROLL for (int v = 0; v < VALUE_VECTORS; v++)
-                    sums[v] += weight * load_cached_x8(values, at + LANES * v, is_int8);
+                    sums[v] += weights[j] * load_x8(value + LANES * LANES * v);
             } else {
-                for (int v = 0; v < num_vectors; v++)
-                    sums[v] += weight * load_cached_x8(values, at + LANES * v, is_int8);
+                for (int v = 0; v < num_vectors; v++) sums[v] += weights[j] * load_x8(value + LANES * LANES * v);
             }
         }
 
@@ -524,6 +548,7 @@ typedef struct {
     CachedHead keys, values;
     int64_t kv_head, first_slot; /* the first slot that the cache still has */
     float *scores; /* `[MAX_CHUNK_ROWS, H / K, max_slots]` */
+    Block *block;
 } HeadTask;
 
 /* Return the number of slots that a row of a chunk sees. */
@@ -537,15 +562,19 @@ INLINE int64_t window_start(const HeadTask *task, int64_t length) {
     return window ? max_i64(0, length - window) : 0;
 }
 
-/* Write the slots of eight path indices of a row, from `path_index` on; after the path's end, its last slot again. */
-INLINE void path_slots(const HeadTask *task, int64_t chunk_row, int64_t path_index, int64_t slots[LANES]) {
-    int64_t num_settled = task->chunk->request->num_settled, last = path_length(task, chunk_row) - 1;
+/* Load the slots of eight path indices of a row, from `path_index` on; after the path's end, its last slot again. */
+static void load_path(const HeadTask *task, CachedHead cached, int64_t chunk_row, int64_t path_index) {
+    int64_t num_settled = task->chunk->request->num_settled, last = path_length(task, chunk_row) - 1, slots[LANES];
     const int32_t *visible_tail = task->run->visible_tail + (task->chunk->first_row + chunk_row) * task->run->max_tail;
     for (int64_t i = 0; i < LANES; i++) {
         int64_t index = min_i64(path_index + i, last);
         int64_t slot = index < num_settled ? index : num_settled + visible_tail[index - num_settled];
         slots[i] = max_i64(slot - task->first_slot, 0); /* a dropped slot is outside of the window */
     }
+    int64_t head_dim = task->run->model->head_dim;
+    if (cached.element_bytes == 4) load_slots(cached, 4, slots, head_dim, task->block);
+    else if (cached.element_bytes == 2) load_slots(cached, 2, slots, head_dim, task->block);
+    else load_slots(cached, 1, slots, head_dim, task->block);
 }
 
 /* Return the scores of a row and of one of the query heads that share the key/value head, by path index. */
@@ -554,95 +583,86 @@ INLINE float *scores_of(const HeadTask *task, int64_t chunk_row, int64_t head) {
     return task->scores + (chunk_row * (m->num_heads / m->num_kv_heads) + head) * task->run->max_slots;
 }
 
-/* Write the scores of a row for eight path indices, from `path_index` on. */
-INLINE void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_index, bool is_int8) {
+/* Return the output of a row, by the query heads that share the key/value head. */
+INLINE float *attended_of(const HeadTask *task, int64_t chunk_row) {
+    const Model *m = task->run->model;
+    int64_t head = task->kv_head * (m->num_heads / m->num_kv_heads);
+    return task->run->attended + ((task->chunk->first_row + chunk_row) * m->num_heads + head) * m->head_dim;
+}
+
+/* Write the scores of a row for the loaded keys of eight path indices, from `path_index` on. */
+static void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_index) {
     const Run *run = task->run;
     const Model *m = run->model;
-    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
+    int64_t num_query_heads = m->num_heads / m->num_kv_heads;
     const float *queries = run->qkv + (task->chunk->first_row + chunk_row) * run->layer->qkv.num_outputs
                            + task->kv_head * num_query_heads * m->head_dim;
-
-    path_slots(task, chunk_row, path_index, slots);
-    for (int64_t head = 0; head < num_query_heads; head++) {
-        score_slots(queries + head * m->head_dim, m, task->keys, slots, is_int8,
-                    scores_of(task, chunk_row, head) + path_index);
-    }
+    for (int64_t head = 0; head < num_query_heads; head++)
+        score_block(queries + head * m->head_dim, m, task->block, scores_of(task, chunk_row, head) + path_index);
 }
 
-/* Add the weighted values of the path indices `[start, end)` of a row, at most eight, to its output. */
-INLINE void add_row_values(const HeadTask *task, int64_t chunk_row, int64_t start, int64_t end, bool is_int8) {
-    const Run *run = task->run;
-    const Model *m = run->model;
-    int64_t num_query_heads = m->num_heads / m->num_kv_heads, slots[LANES];
-    float *out = run->attended + ((task->chunk->first_row + chunk_row) * m->num_heads
-                                  + task->kv_head * num_query_heads) * m->head_dim;
-
-    path_slots(task, chunk_row, start, slots);
-    for (int64_t head = 0; head < num_query_heads; head++) {
-        add_values(scores_of(task, chunk_row, head) + start, task->values, slots, end - start, m->head_dim, is_int8,
-                   out + head * m->head_dim);
-    }
-}
-
-/* Compute the attention of a task. Eight path indices are computed for all rows before the next eight, since the slots
- * of the rows are mostly the same. */
-INLINE void attend(const HeadTask *task, bool is_int8) {
+/* Add the weighted loaded values of eight path indices, from `path_index` on, to the output of a row. */
+static void add_row_values(const HeadTask *task, int64_t chunk_row, int64_t path_index) {
     const Model *m = task->run->model;
-    int64_t num_query_heads = m->num_heads / m->num_kv_heads, num_rows = task->chunk->num_rows, max_length = 0;
-    for (int64_t row = 0; row < num_rows; row++) max_length = max_i64(max_length, path_length(task, row));
-
-    /* scores */
-    for (int64_t path_index = 0; path_index < max_length; path_index += LANES) {
-        for (int64_t row = 0; row < num_rows; row++) {
-            int64_t length = path_length(task, row);
-            bool is_in_window = path_index < length && path_index + LANES > window_start(task, length);
-            if (is_in_window) score_row(task, row, path_index, is_int8);
-        }
+    int64_t length = path_length(task, chunk_row);
+    int64_t start = max_i64(0, window_start(task, length) - path_index), end = min_i64(LANES, length - path_index);
+    for (int64_t head = 0; head < m->num_heads / m->num_kv_heads; head++) {
+        add_values(scores_of(task, chunk_row, head) + path_index, task->block, start, end, m->head_dim,
+                   attended_of(task, chunk_row) + head * m->head_dim);
     }
+}
 
-    /* weights */
+/* Load each eight path indices that a row sees, and call `step` for the row. Settled slots are loaded once for all rows
+ * of the chunk. */
+INLINE void each_block(const HeadTask *task, CachedHead cached, void (*step)(const HeadTask *, int64_t, int64_t)) {
+    int64_t num_rows = task->chunk->num_rows, first = INT64_MAX, end = 0;
     for (int64_t row = 0; row < num_rows; row++) {
         int64_t length = path_length(task, row);
-        for (int64_t head = 0; head < num_query_heads; head++)
-            softmax(scores_of(task, row, head), window_start(task, length), length);
-        float *out = task->run->attended + ((task->chunk->first_row + row) * m->num_heads
-                                            + task->kv_head * num_query_heads) * m->head_dim;
-        memset(out, 0, (size_t)(num_query_heads * m->head_dim) * sizeof *out);
+        first = min_i64(first, window_start(task, length));
+        end = max_i64(end, length);
     }
 
-    /* values */
-    for (int64_t path_index = 0; path_index < max_length; path_index += LANES) {
+    for (int64_t path_index = first / LANES * LANES; path_index < end; path_index += LANES) {
+        bool is_settled = path_index + LANES <= task->chunk->request->num_settled;
+        if (is_settled) load_path(task, cached, 0, path_index);
         for (int64_t row = 0; row < num_rows; row++) {
             int64_t length = path_length(task, row);
-            int64_t start = max_i64(path_index, window_start(task, length)), end = min_i64(path_index + LANES, length);
-            if (start < end) add_row_values(task, row, start, end, is_int8);
+            if (path_index >= length || path_index + LANES <= window_start(task, length)) continue;
+            if (!is_settled) load_path(task, cached, row, path_index);
+            step(task, row, path_index);
         }
     }
 }
 
 /* Return this layer's keys, or its values, of a key/value head. */
-static CachedHead cached_head(const Layer *l, const Slots *slots, void *elements, float *scales, const Model *m,
-                              int64_t kv_head) {
-    int64_t slot_at = (l->layer_in_slots * m->num_kv_heads + kv_head) * slots->num_slots;
-    char *first = (char *)elements + slot_at * m->head_dim * (int64_t)(scales ? 1 : sizeof(float));
-    return (CachedHead){first, scales ? scales + slot_at : NULL};
+static CachedHead cached_head(const Run *run, const Slots *slots, void *elements, float *scales, int64_t kv_head) {
+    int64_t slot_at = (run->layer->layer_in_slots * run->model->num_kv_heads + kv_head) * slots->num_slots;
+    char *first = (char *)elements + slot_at * run->model->head_dim * slots->element_bytes;
+    return (CachedHead){first, scales ? scales + slot_at : NULL, slots->element_bytes};
 }
 
 /* Compute one key/value head of a chunk. */
 static void attention_item(void *job, int64_t item, int64_t thread) {
     const Run *run = job;
     const Model *m = run->model;
-    const Layer *l = run->layer;
-    int64_t kv_head = item % m->num_kv_heads;
+    int64_t kv_head = item % m->num_kv_heads, num_query_heads = m->num_heads / m->num_kv_heads;
     const Chunk *chunk = &run->chunks[item / m->num_kv_heads];
-    const Slots *slots = &chunk->request->slots[l->slots_index];
+    const Slots *slots = &chunk->request->slots[run->layer->slots_index];
+    Block block = {run->blocks + thread * m->head_dim * LANES, {0}};
+    HeadTask task = {
+        run, chunk, cached_head(run, slots, slots->keys, slots->key_scales, kv_head),
+        cached_head(run, slots, slots->values, slots->value_scales, kv_head), kv_head, slots->first_slot,
+        run->scores + thread * MAX_CHUNK_ROWS * num_query_heads * run->max_slots,
+        &block};
 
-    float *scores = run->scores + thread * MAX_CHUNK_ROWS * (m->num_heads / m->num_kv_heads) * run->max_slots;
-    CachedHead keys = cached_head(l, slots, slots->keys, slots->key_scales, m, kv_head);
-    CachedHead values = cached_head(l, slots, slots->values, slots->value_scales, m, kv_head);
-    HeadTask task = {run, chunk, keys, values, kv_head, slots->first_slot, scores};
-    if (slots->key_scales) attend(&task, true);
-    else attend(&task, false);
+    each_block(&task, task.keys, score_row);
+    for (int64_t row = 0; row < chunk->num_rows; row++) {
+        int64_t length = path_length(&task, row);
+        for (int64_t head = 0; head < num_query_heads; head++)
+            softmax(scores_of(&task, row, head), window_start(&task, length), length);
+        memset(attended_of(&task, row), 0, (size_t)(num_query_heads * m->head_dim) * sizeof(float));
+    }
+    each_block(&task, task.values, add_row_values);
 }
 
 /* --- the steps of a layer, between two products ------------------------------------------------------------------- */
@@ -681,9 +701,8 @@ static void write_chunk_to_cache(void *job, int64_t item, int64_t thread) {
         for (int64_t kv_head = 0; kv_head < m->num_kv_heads; kv_head++) {
             const float *key = qkv + (m->num_heads + kv_head) * m->head_dim;
             const float *value = key + m->num_kv_heads * m->head_dim;
-            int64_t slot_at = (l->layer_in_slots * m->num_kv_heads + kv_head) * slots->num_slots + slot;
-            write_slot(key, m->head_dim, slots->keys, slots->key_scales, slot_at);
-            write_slot(value, m->head_dim, slots->values, slots->value_scales, slot_at);
+            write_slot(cached_head(run, slots, slots->keys, slots->key_scales, kv_head), slot, key, m->head_dim);
+            write_slot(cached_head(run, slots, slots->values, slots->value_scales, kv_head), slot, value, m->head_dim);
         }
     }
 }
@@ -810,6 +829,7 @@ static int64_t lay_out(Run *run, char *memory) {
     ALLOT(num_visible_tail, num_rows);
     ALLOT(chunks, num_rows);
     ALLOT(scores, pool_size(m->pool) * MAX_CHUNK_ROWS * num_query_heads * run->max_slots);
+    ALLOT(blocks, pool_size(m->pool) * m->head_dim * LANES);
 #undef ALLOT
     return num_bytes;
 }

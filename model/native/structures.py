@@ -47,7 +47,7 @@ class CWeight(Structure):
 class CSlots(Structure):
     _fields_ = (
         _fields("keys values key_scales value_scales", c_void_p) +
-        _fields("num_layers first_slot num_slots"))
+        _fields("num_layers first_slot num_slots element_bytes"))
 
 
 class CLayer(Structure):
@@ -101,7 +101,7 @@ def request_of(admitted: AdmittedRows) -> CRequest:
         structure.keys, structure.values, *scales = (x.data_ptr() for x in window_slots.tensors)
         structure.key_scales, structure.value_scales = scales or (None, None)
         structure.num_layers, _, structure.num_slots, _ = keys_LKSE.shape
-        structure.first_slot = window_slots.first
+        structure.first_slot, structure.element_bytes = window_slots.first, keys_LKSE.element_size()
 
     num_rows, num_tail = admitted.sees.shape
     mask_stride = admitted.sees.strides[0]
