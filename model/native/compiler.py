@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from config.console import say
 from config.failure import CUT_FILE
 from config.files import cache_folder, make_private_folder
 
@@ -144,7 +143,6 @@ def _flags(level: Level) -> list[str]:
 def _compile(compiler: str, level: Level, library_file: Path) -> None:
     """Compile the sources to a file, which appears whole or not at all. Raises ValueError with the reason."""
     c_files = sorted(map(str, SOURCE_FOLDER.glob("*.c")))
-    say(f"compiling the kernels for this machine ({level.name}), once ...")
     with tempfile.TemporaryDirectory(dir=library_file.parent) as draft_folder:
         draft_file = Path(draft_folder, library_file.name)
         command = [compiler, *_flags(level), *c_files, "-o", str(draft_file), "-lm"]
