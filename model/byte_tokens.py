@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Collection
 
 from model.text import BYTE, SAME_TEXT, decoded, silent
+from model.tokenizer import BYTE_OF_LETTER
 
 SAMPLE = '{"a": [1, true]}'  # a text that each tokenizer must keep
 SPACE = "\u2581"  # as sentencepiece writes a space in a token
@@ -49,10 +50,7 @@ class ByteTokenizer:
 
 def _token_bytes(tokenizer: Any, file: dict[str, Any], vocab_size: int) -> list[bytes]:
     """Return the bytes that each token adds to a text; of a special token its name, of an unused number nothing."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     is_byte_level = '"ByteLevel"' in json.dumps(file["decoder"])
-    byte_of_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
     added_names = {entry["content"] for entry in file["added_tokens"]}
     all_bytes = [b""] * vocab_size
 
@@ -63,8 +61,8 @@ def _token_bytes(tokenizer: Any, file: dict[str, Any], vocab_size: int) -> list[
             continue
         if marked_name in added_names:
             all_bytes[token_id] = name.encode()
-        elif is_byte_level and byte_of_letter.keys() >= set(name):
-            all_bytes[token_id] = bytes(map(byte_of_letter.__getitem__, name))
+        elif is_byte_level and BYTE_OF_LETTER.keys() >= set(name):
+            all_bytes[token_id] = bytes(map(BYTE_OF_LETTER.__getitem__, name))
         elif not is_byte_level and hex_byte:
             all_bytes[token_id] = bytes.fromhex(hex_byte[1])
         elif not is_byte_level:

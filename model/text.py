@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from hashlib import sha256
 from importlib import import_module
-from inspect import signature
 from itertools import cycle, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +23,7 @@ from config.run_config import is_template_file
 from config.schema.untrusted import BYTE_ORDER_MARK, WHOLE_FOLDER, Name, one_line, read_bytes, read_json, reason
 from model.markup import HARMONY, HARMONY_END, AnswerPart, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
+from model.tokenizer import BYTE_OF_LETTER, TEMPLATE_FILE, file_tokenizer, written
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -34,7 +34,6 @@ CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> f
 AUTO, OWN, DEFAULT_TEMPLATE = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
 FAST_CLASS = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
-TEMPLATE_FILE = "chat_template.jinja"  # a template in a file of its own
 TEMPLATE_SETTINGS = ("tokenizer_config.json", "chat_template.json")  # files that may have it as `chat_template`
 # The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
@@ -80,11 +79,6 @@ def conversation_of(template: str) -> Any:
     if template == "llama-2":
         conversation.set_system_message(LLAMA2_SYSTEM)
     return conversation
-
-
-def taken_variables() -> set[str]:
-    """Return names that a template's variables must not have, since they are parameters of `transformers`."""
-    return {"messages", *signature(_of_transformers("PreTrainedTokenizerBase").apply_chat_template).parameters}
 
 
 def _of_transformers(name: str) -> Any:
@@ -225,8 +219,7 @@ class Text:
             self.tokenizer.chat_template = self._template_beside()
         if isinstance(self.tokenizer.chat_template, str):
             self.tokenizer.chat_template = self.tokenizer.chat_template.lstrip(BYTE_ORDER_MARK)
-        apply_template = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
-        self._sandbox = Sandbox(lambda messages, variables: apply_template(messages, **variables))
+        self._sandbox = Sandbox(partial(written, self.tokenizer.chat_template, self.tokenizer.special_tokens_map))
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
 
         config_names = ("generation_config.json", "config.json")
@@ -245,16 +238,9 @@ class Text:
                 f"{self._num_model_tokens}: a prompt with one of the others is refused")
 
     def _open(self) -> Any:
-        class_name = self._settings.get("tokenizer_config.json", {}).get("tokenizer_class")
-        tokenizer_class = _of_transformers(FAST_CLASS if class_name == FAST_CLASS else "AutoTokenizer")
-        base_class = _of_transformers("PreTrainedTokenizerBase")
-
         try:
             with _without_marks(self.folder) as folder:
-                tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(folder), local_files_only=True,
-                                           trust_remote_code=False)
-            if not isinstance(tokenizer, base_class):  # it may return anything for an impossible tokenizer_class
-                raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
+                tokenizer = call_tokenizer(file_tokenizer, folder, self._settings) or self._of_transformers(folder)
             _check_growth(tokenizer)
             _end_training(tokenizer)
             return tokenizer
@@ -269,6 +255,15 @@ class Text:
                     read_json(self.folder / name)  # for a better error message
             raise ValueError(f"the tokenizer in {self.folder} cannot be read ({shown(error)}); copy it again from the "
                              f"model, or give token ids with prompt_ids=") from error
+
+    def _of_transformers(self, folder: Path) -> Any:
+        class_name = self._settings.get("tokenizer_config.json", {}).get("tokenizer_class")
+        tokenizer_class = _of_transformers(FAST_CLASS if class_name == FAST_CLASS else "AutoTokenizer")
+        tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(folder), local_files_only=True,
+                                   trust_remote_code=False)
+        if not isinstance(tokenizer, _of_transformers("PreTrainedTokenizerBase")):  # for an impossible tokenizer_class
+            raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
+        return tokenizer
 
     def _template_beside(self) -> Any:
         """Return the template in a file that transformers does not read: before 4.49 any, and a processor's one."""
@@ -826,13 +821,10 @@ class TokenTexts:
 
 def _bytes(name: str) -> bytes:
     """Return the bytes of a token that is not a text on its own, from its name in the vocabulary."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     hex_byte = BYTE.fullmatch(name)
     if hex_byte:
         return bytes([int(hex_byte[1], 16)])
 
-    byte_of_letter = {letter: value for value, letter in bytes_to_unicode().items()}  # as tokenizers of bytes write
-    if all(letter in byte_of_letter for letter in name):
-        return bytes(byte_of_letter[letter] for letter in name)
+    if all(letter in BYTE_OF_LETTER for letter in name):
+        return bytes(BYTE_OF_LETTER[letter] for letter in name)
     return name.encode()

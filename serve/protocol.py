@@ -26,7 +26,8 @@ from launch.pipeline import Prompt
 from model.grammar import Guide
 from model.markup import CallFormat, dialect_of
 from model.schema_ranges import values_in, without_nulls
-from model.text import own_template, taken_variables
+from model.text import own_template
+from model.tokenizer import TAKEN_VARIABLES
 from serve.fields import unsupported_field
 from serve.tools import calls_of, with_system_tools
 
@@ -496,7 +497,7 @@ class Chat(Body):
         if not config.uses_jinja:
             raise Refused(f"{field} is not supported, since template={config.template} reads only the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
-        for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):
+        for name in sorted(TAKEN_VARIABLES.intersection(self.chat_template_kwargs)):
             raise Refused(f"{field}.{one_line(name)} is reserved: leave it out", f"{field}.{name}",
                           "unsupported_parameter")
 

@@ -521,15 +521,15 @@ from tests.saved import run_program
 print({"transformers", "fastchat"} & set(sys.modules))
 def ask(number):
     time.sleep(number / 20)
-    return len(model.text.taken_variables())
+    return model.text._of_transformers("PreTrainedTokenizerBase").__name__
 with ThreadPoolExecutor(20) as pool:
-    print(min(pool.map(ask, range(20))) > 1)
+    print(set(pool.map(ask, range(20))))
 """
 
 
 def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_after_the_other():
     done = run_program(sys.executable, "-c", IMPORTS)
-    assert done.stdout == "set()\nTrue\n", done.stderr
+    assert done.stdout == "set()\n{'PreTrainedTokenizerBase'}\n", done.stderr
 
 
 def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
