@@ -270,23 +270,23 @@ class TreeCache:
         end = self.settled + len(self._tail)
         slots.write(layer_index, end - self._num_rows, input_TN[None])
         inputs = Inputs(slots.read(layer_index, end)[0][0], slots.first, recurrence)
-        last_slots_TW = self._last_slots(recurrence.num_taps)
+        steps = inputs.steps(self._last_slots(recurrence.num_taps))
         if layer not in self.states:
-            return inputs.advance(last_slots_TW, None)
+            return steps[0]
 
         # text at the front of the tail continues the state of the text
         states, num_leading = self.states[layer], self._num_leading
         if states.length < self.settled:
             inputs.follow(self._path_slots((), states.length + 1 - recurrence.num_taps), states.text)
             states.length = self.settled
-        outs = [inputs.advance(last_slots_TW[:num_leading], states.text)]
+        outs = [recurrence.advance([x[:num_leading] for x in steps], states.text)]
         states.length += num_leading
 
         # each guess has a state of its own
         first_row = len(self._tail) - self._num_rows
         for row_index in range(num_leading, self._num_rows):
             state = self._state_before(first_row + row_index, states, inputs)
-            outs.append(inputs.advance(last_slots_TW[row_index:row_index + 1], state))
+            outs.append(recurrence.advance([x[row_index:row_index + 1] for x in steps], state))
             states.keep(self._tail[first_row + row_index], state)
         return torch.cat(outs)
 

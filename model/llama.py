@@ -370,8 +370,11 @@ class ShortConvolution(nn.Module):
         in_gate, out_gate, row = self.in_proj(x_TD).chunk(3, -1)
         return self.out_proj(out_gate * cache.recur(layer, in_gate * row, self))  # type: ignore[no-any-return]
 
-    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
-        return self.conv(inputs_TWN)  # type: ignore[no-any-return]
+    def steps(self, inputs_TWN: Tensor) -> Sequence[Tensor]:
+        return [self.conv(inputs_TWN)]
+
+    def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
+        raise NotImplementedError("it has no states")
 
 
 class Taps(nn.Module):
@@ -455,10 +458,13 @@ class DeltaNet(nn.Module):
         gated_TN = normed_THV.flatten(1) * F.silu(gate_TN.to(out_TN.dtype))
         return self.out_proj(gated_TN.to(x_TD.dtype))  # type: ignore[no-any-return]
 
-    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
-        assert state is not None, "a delta net has a state"
+    def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
+        return self.continue_state(DeltaRows(*steps), state).flatten(1)
+
+    def steps(self, inputs_TWN: Tensor) -> Sequence[Tensor]:
         key_width, _, value_width = self.sizes.widths
-        inputs_TWN = inputs_TWN.to(state.dtype)
+        wide_dtype = torch.promote_types(torch.float32, inputs_TWN.dtype)
+        inputs_TWN = inputs_TWN.to(wide_dtype)
         mixed_TWN, rate_decay_TN = inputs_TWN.split((2 * key_width + value_width, 2 * self.sizes.value_heads), -1)
 
         # queries and keys of each value head, values, rates and decays
@@ -467,12 +473,11 @@ class DeltaNet(nn.Module):
         query_THK = query_THK * self.sizes.key_dim ** -0.5
         value_THV = value_TN.unflatten(1, (-1, self.sizes.value_dim))
         rate_TH, step_TH = for_sums(rate_decay_TN[:, -1]).chunk(2, -1)
-        log_speed_H, dt_bias_H = (for_sums(x.to(state.dtype)) for x in (self.A_log, self.dt_bias))
+        log_speed_H, dt_bias_H = (for_sums(x.to(wide_dtype)) for x in (self.A_log, self.dt_bias))
         decay_TH = torch.exp(-log_speed_H.exp() * F.softplus(step_TH + dt_bias_H))
 
-        decays_and_rates = (x.to(state.dtype) for x in (decay_TH, torch.sigmoid(rate_TH)))
-        rows = DeltaRows(query_THK, key_THK, value_THV, *decays_and_rates)
-        return self.continue_state(rows, state).flatten(1)
+        decays_and_rates = (x.to(wide_dtype) for x in (decay_TH, torch.sigmoid(rate_TH)))
+        return DeltaRows(query_THK, key_THK, value_THV, *decays_and_rates)
 
     def _unit(self, x_TN: Tensor) -> Tensor:
         """Return queries or keys of each value head, of length 1."""

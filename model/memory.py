@@ -8,7 +8,7 @@ Shapes: T rows, W inputs that a step reads, N numbers of an input, M of an outpu
 """
 from __future__ import annotations
 
-from typing import Container, NamedTuple, Protocol
+from typing import Container, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
@@ -32,12 +32,12 @@ class Recurrence(Protocol):
 
     num_taps: int  # the last inputs of a path that a step reads, its own included
 
-    def advance(self, inputs_TWN: Tensor, state: Tensor | None) -> Tensor:
-        """Return the outputs `[T, M]` of rows with these last inputs; before a text they are zeros.
+    def steps(self, inputs_TWN: Tensor) -> Sequence[Tensor]:
+        """Return what rows with these last inputs do to a state, in tensors with a row for each; before a text inputs
+        are zeros. A layer without states returns its outputs `[T, M]` alone."""
 
-        With a state each row continues the one before it, and the state becomes that after the last one; without it
-        rows are independent.
-        """
+    def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
+        """Continue a state by steps that follow one another; return the outputs `[T, M]`."""
 
 
 class Inputs(NamedTuple):
@@ -47,21 +47,22 @@ class Inputs(NamedTuple):
     first_slot: int
     recurrence: Recurrence
 
-    def advance(self, slots_TW: np.ndarray, state: Tensor | None) -> Tensor:
-        """Return the outputs `[T, M]` of rows with their last inputs in these slots; -1 stands for zeros."""
+    def steps(self, slots_TW: np.ndarray) -> Sequence[Tensor]:
+        """Return the steps of rows with their last inputs in these slots; -1 stands for zeros."""
         device = self.input_SN.device
         index_TW = upload(torch.from_numpy(slots_TW - self.first_slot), device)
         is_before_text = upload(torch.from_numpy(slots_TW < 0), device)
         input_TWN = self.input_SN[index_TW.clamp(min=0)].masked_fill(is_before_text[..., None], 0)
-        return self.recurrence.advance(input_TWN, state)
+        return self.recurrence.steps(input_TWN)
 
     def follow(self, path_slots: np.ndarray, state: Tensor) -> None:
         """Continue a state along a path, given with the inputs that its first step reads before it."""
         num_taps = self.recurrence.num_taps
         num_steps = len(path_slots) + 1 - num_taps
         for begin in range(0, num_steps, ROWS_AT_ONCE):
-            steps = np.arange(begin, min(begin + ROWS_AT_ONCE, num_steps))
-            self.advance(path_slots[steps[:, None] + np.arange(num_taps)], state)
+            numbers = np.arange(begin, min(begin + ROWS_AT_ONCE, num_steps))
+            steps = self.steps(path_slots[numbers[:, None] + np.arange(num_taps)])
+            self.recurrence.advance(steps, state)
 
 
 class States:
