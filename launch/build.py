@@ -46,7 +46,8 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     body = load_layers(spec, spec.part.weights, sharing_group is not None, spec.windows)
 
     def new_cache() -> TreeCache:
-        return body.config.cache(spec.layers, spec.slots, spec.like, spec.windows, spec.code_type, spec.part.layers[0])
+        return body.config.cache(spec.layers, spec.slots, spec.like,
+                                 spec.windows, spec.code_type, spec.part.layers[0])
 
     stage_layers: Callable[..., Tensor | None] = body
     if sharing_group is not None:

@@ -186,7 +186,8 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
 
     slot_bytes = state_bytes = 0
     for layer, window in enumerate(windows, first_layer):
-        num_slots = min(spec.slots, 3 * (window + BLOCK_SLOTS + guess_slots) // 2) if window else spec.slots
+        window_slots = 3 * (window + BLOCK_SLOTS + guess_slots) // 2
+        num_slots = min(spec.slots, window_slots) if window else spec.slots
         memory = sizes.memory(layer)
         slot_bytes += num_slots * (memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes)
         if memory and memory.state_shape:
@@ -220,7 +221,8 @@ def _step(spec: RankSpec, sizes: LlamaConfig, quant: str, num_rows: int) -> int:
     heads_width = sizes.heads * sizes.head_dim
     row_width = 3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads_width
     if sizes.recurrent:  # the last inputs of a row, and their products
-        row_width += 2 * (sizes.num_taps + 2) * (sizes.hidden + sum(sizes.delta.widths))
+        input_width = sizes.hidden + sum(sizes.delta.widths)
+        row_width += 2 * (sizes.num_taps + 2) * input_width
     activation_bytes = num_rows * row_width * wide_bytes
 
     # attention

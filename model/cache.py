@@ -95,13 +95,18 @@ class TreeCache:
         self._slots_of_layer: dict[int, tuple[Slots, int]] = {}  # and the layer's index there
         self.states: dict[int, States] = {}  # of recurrent layers that have some
         wide = self.like.to(torch.promote_types(torch.float32, dtype))
-        forms = list(zip(self.memories, self.windows))
-        for memory, window in sorted(set(forms), key=lambda form: (form[0] is not None, form[1])):
-            layers = [layer for layer, form in enumerate(forms) if form == (memory, window)]
+        memory_windows = list(zip(self.memories, self.windows))
+        for memory, window in sorted(set(memory_windows), key=_slots_order):
+            layers = [layer for layer, each in enumerate(memory_windows) if each == (memory, window)]
+            num_layers = len(layers)
+
             if memory is None:
-                slots = Slots((len(layers), num_kv_heads, self.capacity, head_dim), window, self.like, code_type)
+                slot_shape = num_layers, num_kv_heads, self.capacity, head_dim
+                slots = Slots(slot_shape, window, self.like, code_type)
             else:
-                slots = Slots((len(layers), 1, self.capacity, memory.input_width), window, self.like, num_tensors=1)
+                slot_shape = num_layers, 1, self.capacity, memory.input_width
+                slots = Slots(slot_shape, window, self.like, num_tensors=1)
+
             self.slots.append(slots)
             self._slots_of_layer.update((layer, (slots, index)) for index, layer in enumerate(layers))
             if memory and memory.state_shape:
@@ -114,7 +119,8 @@ class TreeCache:
 
     def another(self) -> TreeCache:
         """Return an empty cache of the same shape, on the same device and of the same type."""
-        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.code_type, self.memories)
+        dtype, device = self.like.dtype, self.like.device
+        return TreeCache(self.shape, dtype, device, self.windows, self.code_type, self.memories)
 
     def clear(self) -> None:
         """Forget the request, and free the memory of all slots but the first block."""
@@ -277,7 +283,8 @@ class TreeCache:
         # text at the front of the tail continues the state of the text
         states, num_leading = self.states[layer], self._num_leading
         if states.length < self.settled:
-            inputs.follow(self._path_slots((), states.length + 1 - recurrence.num_taps), states.text)
+            unread_slots = self._path_slots((), states.length + 1 - recurrence.num_taps)
+            inputs.follow(unread_slots, states.text)
             states.length = self.settled
         outs = [recurrence.advance([x[:num_leading] for x in steps], states.text)]
         states.length += num_leading
@@ -286,7 +293,8 @@ class TreeCache:
         first_row = len(self._tail) - self._num_rows
         for row_index in range(num_leading, self._num_rows):
             state = self._state_before(first_row + row_index, states, inputs)
-            outs.append(recurrence.advance([x[row_index:row_index + 1] for x in steps], state))
+            step = [x[row_index:row_index + 1] for x in steps]
+            outs.append(recurrence.advance(step, state))
             states.keep(self._tail[first_row + row_index], state)
         return torch.cat(outs)
 
@@ -316,7 +324,8 @@ class TreeCache:
     def _path_slots(self, tail_rows: Sequence[int] | np.ndarray, begin: int) -> np.ndarray:
         """Return the slots of a path of the text and these rows, from the position `begin` on; -1 before the text."""
         text_slots = np.maximum(np.arange(begin, self.settled), -1)
-        tail_slots = self.settled + np.asarray(tail_rows[max(0, begin - self.settled):], dtype=np.int64)
+        later_rows = tail_rows[max(0, begin - self.settled):]
+        tail_slots = self.settled + np.asarray(later_rows, dtype=np.int64)
         return np.concatenate((text_slots, tail_slots))
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
@@ -389,12 +398,19 @@ class TreeCache:
 
     def _reserve(self, end: int) -> None:
         """Allocate memory for the slots up to `end`, and for their columns of the mask."""
-        text_length = min([self.settled, *(states.length for states in self.states.values())])
+        lengths = [states.length for states in self.states.values()]
+        text_length = min([self.settled, *lengths])
         for slots in self.slots:
             slots.reserve(text_length, end)
         if end > self._mask.shape[1]:
             num_columns = min(self.capacity, end + end // 2)
             self._mask = self._mask.new_zeros(len(self._mask), num_columns)
+
+
+def _slots_order(memory_window: tuple[MemoryForm | None, int]) -> tuple[bool, int]:
+    """Return the place of slots among those of a cache: keys and values first, in the order of their windows."""
+    memory, window = memory_window
+    return memory is not None, window
 
 
 class JoinedCaches:

@@ -83,9 +83,9 @@ class DeltaSizes(NamedTuple):
 
     @staticmethod
     def read(fields: Mapping[str, Any]) -> DeltaSizes:
-        """Read the sizes from the fields of a `config.json`."""
-        return DeltaSizes(fields["linear_num_key_heads"], fields["linear_num_value_heads"],
-                          fields["linear_key_head_dim"], fields["linear_value_head_dim"])
+        """Read the sizes from the fields of a `config.json`; zeros if there are none."""
+        names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
+        return DeltaSizes(*(fields.get(f"linear_{name}") or 0 for name in names))
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,9 @@ class LlamaConfig:
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
             windows=layer_windows, skips_rope=unturned(fields),
             local_theta=fields.get("rope_local_base_freq") or 0.0)
-        with_memory = replace(
-            with_positions, recurrent=kinds, num_taps=num_taps,
-            delta=DeltaSizes.read(fields) if DELTA_NET in kinds else DeltaSizes())
         return replace(
-            with_memory, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
+            with_positions, recurrent=kinds, num_taps=num_taps, delta=DeltaSizes.read(fields),
+            family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
             tied=bool(fields.get("tie_word_embeddings", family.tied)),
             experts=fields[family.experts[0]] if family.experts else 0,
             chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True),
@@ -200,8 +198,10 @@ class LlamaConfig:
         """Return what a recurrent layer keeps; None for attention."""
         if self.kind(layer) != DELTA_NET:
             return MemoryForm(self.hidden) if self.kind(layer) else None
+
         num_heads, sizes = self.delta.value_heads, self.delta
-        return MemoryForm(sum(sizes.widths) + 2 * num_heads, (num_heads, sizes.key_dim, sizes.value_dim))
+        state_shape = num_heads, sizes.key_dim, sizes.value_dim
+        return MemoryForm(sum(sizes.widths) + 2 * num_heads, state_shape)
 
     def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = (),
               code_type: torch.dtype | None = None, first: int = 0) -> TreeCache:
@@ -428,7 +428,8 @@ class DeltaNet(nn.Module):
         super().__init__()
         self.sizes, self.num_taps = c.delta, c.num_taps
         self.continue_state = continue_state
-        input_width, value_width, num_heads = sum(c.delta.widths), c.delta.widths[-1], c.delta.value_heads
+        num_heads, widths = c.delta.value_heads, c.delta.widths
+        input_width, value_width = sum(widths), widths[-1]
 
         # products
         self.fused_product: Product | None = None
@@ -440,14 +441,15 @@ class DeltaNet(nn.Module):
 
         # other weights
         self.conv1d = Taps(input_width, c.num_taps)
-        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(num_heads, device="meta"), requires_grad=False)
-                                    for _ in range(2))
+        unfilled = torch.empty(num_heads, device="meta")
+        self.A_log = nn.Parameter(unfilled, requires_grad=False)
+        self.dt_bias = nn.Parameter(unfilled, requires_grad=False)
         self.norm = RMSNorm(c.delta.value_dim, c.eps)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
         if self.fused_product is None:
-            products = self.in_proj_qkv(x_TD), self.in_proj_b(x_TD), self.in_proj_a(x_TD), self.in_proj_z(x_TD)
-            input_gate_TN = torch.cat(products, -1)
+            products = self.in_proj_qkv, self.in_proj_b, self.in_proj_a, self.in_proj_z
+            input_gate_TN = torch.cat([product(x_TD) for product in products], -1)
         else:
             input_gate_TN = self.fused_product(x_TD)
         value_width = self.sizes.widths[-1]
@@ -465,13 +467,16 @@ class DeltaNet(nn.Module):
         key_width, _, value_width = self.sizes.widths
         wide_dtype = torch.promote_types(torch.float32, inputs_TWN.dtype)
         inputs_TWN = inputs_TWN.to(wide_dtype)
-        mixed_TWN, rate_decay_TN = inputs_TWN.split((2 * key_width + value_width, 2 * self.sizes.value_heads), -1)
+        input_widths = 2 * key_width + value_width, 2 * self.sizes.value_heads
+        mixed_TWN, rate_decay_TN = inputs_TWN.split(input_widths, -1)
 
         # queries and keys of each value head, values, rates and decays
-        query_TN, key_TN, value_TN = F.silu(self.conv1d(mixed_TWN)).split(self.sizes.widths, -1)
+        mixed_TN = F.silu(self.conv1d(mixed_TWN))
+        query_TN, key_TN, value_TN = mixed_TN.split(self.sizes.widths, -1)
         query_THK, key_THK = self._unit(query_TN), self._unit(key_TN)
         query_THK = query_THK * self.sizes.key_dim ** -0.5
         value_THV = value_TN.unflatten(1, (-1, self.sizes.value_dim))
+
         rate_TH, step_TH = for_sums(rate_decay_TN[:, -1]).chunk(2, -1)
         log_speed_H, dt_bias_H = (for_sums(x.to(wide_dtype)) for x in (self.A_log, self.dt_bias))
         decay_TH = torch.exp(-log_speed_H.exp() * F.softplus(step_TH + dt_bias_H))
@@ -557,7 +562,7 @@ class Experts(nn.Module):
         logit_TX = logit_TX.to(torch.promote_types(torch.float32, logit_TX.dtype))
         if self.expert_bias is not None:
             all_weights_TX = torch.sigmoid(for_sums(logit_TX)).to(logit_TX.dtype)
-            expert_TC = (all_weights_TX + self.expert_bias).topk(self.chosen, -1).indices
+            expert_TC = (all_weights_TX + self.expert_bias).topk(self.chosen, -1)[1]
             weight_TC = all_weights_TX.gather(-1, expert_TC)
             if self.renorms_experts:
                 weight_TC = weight_TC / (weight_TC.sum(-1, keepdim=True) + LEAST_WEIGHT)
@@ -584,15 +589,18 @@ class Layer(nn.Module):
         norms_before, norms_after = c.family.before, c.family.after
         self.residual = c.scales.residual
         self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
+
         self.mixer_name = "self_attn"
         if c.kind(number):
             self.mixer_name, mixer_class = MIXERS[c.kind(number)]
             setattr(self, self.mixer_name, mixer_class(c))
         else:
             self.self_attn = Attention(c, number)
+
         self.after_attention = norm(c) if norms_after else nn.Identity()
         self.post_attention_layernorm = norm(c) if norms_before else nn.Identity()
-        self.mlp = Experts(c) if c.has_experts(number) else MLP(c, c.dense_width if c.experts else c.intermediate)
+        dense_width = c.dense_width if c.experts else c.intermediate
+        self.mlp = Experts(c) if c.has_experts(number) else MLP(c, dense_width)
         self.after_mlp = norm(c) if norms_after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:

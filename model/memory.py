@@ -52,8 +52,8 @@ class Inputs(NamedTuple):
         device = self.input_SN.device
         index_TW = upload(torch.from_numpy(slots_TW - self.first_slot), device)
         is_before_text = upload(torch.from_numpy(slots_TW < 0), device)
-        input_TWN = self.input_SN[index_TW.clamp(min=0)].masked_fill(is_before_text[..., None], 0)
-        return self.recurrence.steps(input_TWN)
+        input_TWN = self.input_SN[index_TW.clamp(min=0)]
+        return self.recurrence.steps(input_TWN.masked_fill(is_before_text[..., None], 0))
 
     def follow(self, path_slots: np.ndarray, state: Tensor) -> None:
         """Continue a state along a path, given with the inputs that its first step reads before it."""
@@ -115,4 +115,5 @@ class States:
     @property
     def bytes(self) -> int:
         """The memory of the states in bytes."""
-        return (1 + len(self._after)) * self.text.numel() * self.text.element_size()
+        num_states = 1 + len(self._after)
+        return num_states * self.text.numel() * self.text.element_size()

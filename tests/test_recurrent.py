@@ -154,13 +154,14 @@ def test_a_recurrent_model_drafts_in_trees():
     ("streaming", delaying(6, seed=9)), ("continuous", losing(0.5, seed=8)), ("autoregressive", lambda link: link)])
 def test_requests_side_by_side_that_share_beginnings_write_what_each_writes_alone(strategy, spoil, monkeypatch):
     monkeypatch.setattr(prefixes, "MIN_SHARED_TOKENS", 1)
+    monkeypatch.setattr(RECURRENT, "drops", False)
     common, turns = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4], []
     for number, (temperature, given_up) in enumerate([(0.0, None), (1.0, None), (0.7, 2), (0.0, None), (1.0, None)]):
         turns.append(((*common[:4 + number], number, 33), 10, temperature, 3, 1.0, given_up))
     first_text = RECURRENT.text(list(turns[0][0]), 10, Sampler())
     turns.append(((*turns[0][0], *first_text, 7, 8), 10, 1.0, 5, 1.0, None))
 
-    with pipeline(RECURRENT, 3, strategy, Mixture([], Suffix()), wrap=spoil, drops=False) as decoder:
+    with pipeline(RECURRENT, 3, strategy, Mixture([], Suffix()), wrap=spoil) as decoder:
         decoder.max_running, decoder.reuses_texts = 4, True
         answers = run(decoder, turns, 4)
         for number, (answer, given_up) in answers.items():
@@ -245,16 +246,16 @@ def test_a_state_in_c_is_that_of_numpy_with_the_same_bits_row_by_row_and_on_ever
 def test_native_products_give_a_row_the_same_bits_in_a_tree_and_weights_stay_in_blocks(saved, tmp_path, quant):
     source, sizes = Unfolded(saved.base), replace(saved.sizes, context=150)
     names = {name[len("model."):]: name for name in source.names() if name != "lm_head.weight"}
-    kind = {"int4": "Q4_1"}.get(quant, quant)
+    block_type = {"int4": "Q4_1"}.get(quant, quant)
     models = []
     for in_c in (True, False):
-        body = Slice(sizes, 0, sizes.layers)
-        tensors = Recast(source, names, kind, keeps_blocks=in_c)
+        layers = Slice(sizes, 0, sizes.layers)
+        tensors = Recast(source, names, block_type, keeps_blocks=in_c)
         if in_c:
-            load_with_products(body, tensors, NativeProducts(2))
+            load_with_products(layers, tensors, NativeProducts(2))
         else:
-            load(body, "none", tensors, torch.float32, "cpu")
-        models.append(ReadModel(body, sizes.cache(sizes.layers, 150, torch.empty(0), sizes.windows)))
+            load(layers, "none", tensors, torch.float32, "cpu")
+        models.append(ReadModel(layers, sizes.cache(sizes.layers, 150, torch.empty(0), sizes.windows)))
     native, plain = models
     text = LONG_PROMPT[:60]
     in_c = in_trees(native, text, random.Random(1), 61)
@@ -265,10 +266,10 @@ def test_native_products_give_a_row_the_same_bits_in_a_tree_and_weights_stay_in_
 class ReadModel:
     """Layers and their cache; `read` gives the hidden states of rows."""
 
-    def __init__(self, body, cache):
-        self.body, self.cache = body, cache
+    def __init__(self, layers, cache):
+        self.layers, self.cache = layers, cache
 
     def read(self, rows, text):
         nodes, parents, positions, tokens = zip(*rows)
         self.cache.admit(nodes, parents, text)
-        return self.body(torch.tensor(tokens), torch.tensor(positions), self.cache)
+        return self.layers(torch.tensor(tokens), torch.tensor(positions), self.cache)

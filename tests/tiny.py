@@ -82,6 +82,8 @@ def letters(order: Sequence[int]) -> Any:
 class Tiny:
     """The model whole, the weights of its slices, and drafts that agree with it now and then."""
 
+    drops = True  # whether its stages drop what no later row reads
+
     def __init__(self, layers: int = CONFIG.layers, **changes: Any) -> None:
         self.config = replace(CONFIG, layers=layers, **changes)
         self.whole = Slice(self.config, 0, layers)
@@ -249,11 +251,11 @@ def work(stage: Stage, link: Any) -> None:
         raise
 
 
-def stages_of(tiny: Tiny, stages: int, drops: bool = True) -> list[Stage]:
-    """The model in so many stages, which may drop what no later row reads."""
+def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
+    """The model in so many stages."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    windows = tiny.config.windows if drops else ()
+    windows = tiny.config.windows if tiny.drops else ()
     return [Stage(tiny.slice(a, b),
                   partial(tiny.new_cache, CAPACITY, b - a, a, windows[a:b]), num_requests=PLACES,
                   inner_layers=[i for i in usual_layers(layers) if a <= i < b])
@@ -275,10 +277,10 @@ def in_threads(target: Callable[..., None], calls: Iterable[Sequence[Any]]) -> I
 
 @contextmanager
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
-             wrap: Callable[[Any], Any] = lambda link: link, drops: bool = True) -> Iterator[Decoder]:
+             wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
-    workers = stages_of(tiny, stages, drops)
+    workers = stages_of(tiny, stages)
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, PipelineLimits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]

@@ -72,7 +72,8 @@ DELTA_DEFAULTS = {
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
 PARTIAL: Supported = {**GATE, "attention_bias": (False, None)}
 DELTA: dict[str, Any] = {
-    "head_norms": True, "norm_weight_plus_one": True, "output_gate": True, "layer_kinds": ("full_attention", DELTA_NET)}
+    "head_norms": True, "norm_weight_plus_one": True, "output_gate": True, "layer_kinds": ("full_attention", DELTA_NET),
+    "ignored_rope": ("mrope_section", "mrope_interleaved")}  # of images
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Family:
     sigmoid_router: bool = False  # experts are chosen by sigmoids and a bias, not by softmax
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # that its layers may be
+    ignored_rope: tuple[str, ...] = ()  # fields of rotary positions without effect on text
     names: Renamed = ()  # of tensors
     renamed_fields: Mapping[str, str] = field(default_factory=dict)  # of its configs, and their usual names
     reads: tuple[str, ...] = ()  # fields in addition to those of every family; any other has no effect
@@ -113,7 +115,8 @@ class Family:
         a value that is not `supported` is refused."""
         expert_fields = (*self.experts, "num_experts_per_tok", "num_local_experts") if self.experts else ()
         rotary_fields = ROTATED if self.rotary else ()
-        return frozenset((*SIZES, *rotary_fields, *expert_fields, *self.reads, *self.supported, *self.renamed_fields))
+        own_fields = frozenset((*self.reads, *self.supported, *self.renamed_fields))
+        return own_fields.union(SIZES, rotary_fields, expert_fields)
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
@@ -216,7 +219,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     config = {name: value for name, value in {**family.defaults, **config}.items() if name in family.fields}
 
     # uniform names
-    rope_fields = _rope_fields(config)
+    all_rope_fields = _rope_fields(config)
+    rope_fields = {name: value for name, value in all_rope_fields.items() if name not in family.ignored_rope}
     check(rope_fields, ROPE, "config.json")
     fields = {**config, "model_type": model_type, **_uniform_rope_fields(config, rope_fields)}
     if family.experts:  # transformers 5 always names their number num_local_experts

@@ -89,7 +89,7 @@ CONFIG = _by_name(
     (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"),
-    (FLAG, "truncate mrope_interleaved"), (list_of(COUNT, 16), "mrope_section"),  # the last two concern images
+    (FLAG, "truncate"),
     (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),
     (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
     (TRAINED, "original_max_position_embeddings"), (PART, "partial_rotary_factor"))

@@ -38,7 +38,8 @@ class NativeProducts:
     def continue_state(self, rows: DeltaRows, state_HKV: Tensor) -> Tensor:
         """Compute in C what `model.llama.continue_state` computes."""
         tensors = [x.contiguous() for x in rows]
-        if state_HKV.dtype != torch.float32 or rows.values.shape[2] % LANES or not state_HKV.is_contiguous():
+        is_fit = state_HKV.dtype == torch.float32 and state_HKV.is_contiguous()
+        if not is_fit or state_HKV.shape[2] % LANES:
             return continue_state(rows, state_HKV)
 
         out_THV = torch.empty_like(tensors[2])
@@ -59,7 +60,7 @@ class NativeLinear(nn.Module):
     def __init__(self, products: NativeProducts, *linears: Any) -> None:
         super().__init__()
         shapes = [plain_shape(linear.weight.shape) for linear in linears]
-        self.out_features, self.in_features = sum(num_outputs for num_outputs, _ in shapes), shapes[0][1]
+        self.out_features, self.in_features = sum(outputs for outputs, _ in shapes), shapes[0][1]
         self._products = products
         self._weights = Weights()
         self._weight = self._weights.linear_weight(*linears)

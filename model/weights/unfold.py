@@ -171,8 +171,10 @@ def _views_by_heads(sizes: DeltaSizes, name: str, layer_name: str, whole_view: V
     if layer_name == "ba":
         rows_of_parts, parts = {"b": values_per_key, "a": values_per_key}, ["b", "a"]
 
-    all_rows = torch.arange(sizes.key_heads * sum(rows_of_parts.values())).view(sizes.key_heads, -1)
-    rows_by_letter = dict(zip(rows_of_parts, all_rows.split([*rows_of_parts.values()], 1)))
+    rows_of_head = [*rows_of_parts.values()]
+    all_rows = torch.arange(sizes.key_heads * sum(rows_of_head)).view(-1, sum(rows_of_head))
+    rows_by_letter = dict(zip(rows_of_parts, all_rows.split(rows_of_head, 1)))
+
     for part in parts:
         rows = torch.cat([rows_by_letter[letter].flatten() for letter in part])
         form = TensorForm(whole_view.form.dtype, (len(rows), *whole_view.form.shape[1:]))
