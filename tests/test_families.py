@@ -4,8 +4,10 @@ The checkpoints are tiny and random, and written by `transformers` itself, so th
 """
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +24,7 @@ from model.drafts.draft import NoDraft
 from model.drafts.heads import EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
-from model.llama import LlamaConfig
+from model.llama import Experts, LlamaConfig, Scales, fill
 from model.rotary import Rotary
 from model.sample import Sampler
 from model.weights.parts import Part
@@ -35,7 +37,18 @@ from pipeline.trace import OFF
 from tests.checkpoints import refused, same, save_checkpoint, split_quietly
 from tests.json_files import load_json, save_json
 from tests.saved import answer_of
-from tests.tiny import TREE, Oracle, admit_text, in_threads, ring_of_threads, tokens_of, weights, work, write
+from tests.tiny import (
+    TREE,
+    Oracle,
+    admit_text,
+    in_threads,
+    random_tensor,
+    ring_of_threads,
+    tokens_of,
+    weights,
+    work,
+    write,
+)
 
 VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -291,6 +304,66 @@ def test_a_small_model_of_any_family_drafts(tmp_path, name):
     got = generated(tmp_path, *words)
     assert got["token_ids"] == saved.text
     assert got["tokens_per_miss"] > 2, "it drafts for itself, so it is right"
+
+
+# What this transformers does not have
+
+
+def as_qwen3_5(folder):
+    """The tensors of a Qwen3-Next as Qwen3.5 is published: the text's part of a multimodal model, with separate
+    products of a delta net, and all experts in one tensor."""
+    source = Unfolded(folder)
+    fused = {"mtp.fc.weight": torch.ones(2, 2), "model.visual.merger.weight": torch.ones(2)}
+    for name in source.names():
+        new_name = name.replace("model.", "model.language_model.", 1).replace(".router.", ".gate.")
+        prefix, _, expert = new_name.partition(".experts.")
+        if not expert:
+            fused[new_name] = source.read(name)
+        elif not expert.endswith("up_proj.weight"):
+            is_gate = expert.endswith("gate_proj.weight")
+            parts = [source.read(name)] + [source.read(name.replace("gate_proj", "up_proj"))] * is_gate
+            fused_name = f"{prefix}.experts.{'gate_up_proj' if is_gate else 'down_proj'}"
+            fused.setdefault(fused_name, []).append(torch.cat(parts))
+    return {name: torch.stack(x) if isinstance(x, list) else x for name, x in fused.items()}
+
+
+@pytest.mark.parametrize("has_experts", [False, True])
+@torch.no_grad()
+def test_a_qwen3_5_is_a_qwen3_next_with_other_names(tmp_path, monkeypatch, has_experts):
+    kind, fields = MODELS["qwen3 next"]
+    dense_layers = [] if has_experts else [0, 1, 2, 3]
+    monkeypatch.setitem(MODELS, "qwen3 next", (kind, {**fields, "mlp_only_layers": dense_layers}))
+    model = random_model(*MODELS["qwen3 next"])
+    model.save_pretrained(tmp_path)
+    config = load_json(tmp_path / "config.json")
+    model_type = "qwen3_5_moe_text" if has_experts else "qwen3_5_text"
+    text_config = {**config, "model_type": model_type, "architectures": None, "rope_scaling": None, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}}
+    save_json(tmp_path / "config.json", {**text_config, "mlp_only_layers": [], "decoder_sparse_step": 1})
+    save_file(as_qwen3_5(tmp_path), tmp_path / "model.safetensors")
+    whole_config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text_config}
+    save_json(tmp_path / "config.json", whole_config)
+
+    whole = Whole(Unfolded(tmp_path), torch.float32, "cpu")
+    got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
+    torch.testing.assert_close(got, model(torch.tensor([PROMPT])).logits[0], atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("renorms", [False, True])
+def test_experts_that_are_chosen_by_sigmoids_and_a_bias_are_those_of_numpy(renorms):
+    family = replace(FAMILIES["lfm2_moe"], head_norms=False)
+    sizes = LlamaConfig(hidden=16, layers=1, heads=2, kv_heads=2, head_dim=8, intermediate=8, vocab=9, context=9,
+                        eps=1e-6, theta=1e4, family=family, scales=Scales(experts=1.5))
+    experts = Experts(replace(sizes, experts=7, chosen=3, renorms_experts=renorms))
+    fill(experts, {name: random_tensor(2, *p.shape) for name, p in experts.named_parameters()}, torch.float64, "cpu")
+    x_TD = random_tensor(3, 5, 16)
+    weight_TC, expert_TC = experts.route(x_TD)
+    for row, x in enumerate(x_TD.numpy()):
+        weights = 1 / (1 + np.exp(-experts.router.weight.numpy() @ x))
+        best = np.argsort(-(weights + experts.expert_bias.numpy()))[:3]
+        wanted = 1.5 * weights[best] / (weights[best].sum() + 1e-6 if renorms else 1)
+        assert expert_TC[row].tolist() == best.tolist()
+        np.testing.assert_allclose(weight_TC[row], wanted, rtol=1e-12)
 
 
 # What config.json says
