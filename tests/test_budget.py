@@ -60,7 +60,7 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
     assert shares(texts, 8) == [2] * 4
 
 
-def test_with_more_requests_than_segments_leave_in_a_round_trip_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
+def test_with_more_requests_than_segments_in_flight_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
     crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
     for segments, size, wanted in ((4, 4, 4),
                                    (2, 4, 8), (1, 4, 12),
