@@ -130,9 +130,9 @@ def hedged(sharpness, noise_scale, count, seed):
     """Yield outcomes of a draft whose target is this much sharper, with noise of this scale, and the target's token."""
     rng = random.Random(seed)
     for _ in range(count):
-        parts = [rng.random() ** 3 + .001 for _ in range(5)]
-        logprobs = [math.log(part / sum(parts)) for part in parts]
-        noise = [noise_scale * -math.log(-math.log(rng.random())) for _ in parts]
+        shares = [rng.random() ** 3 + .001 for _ in range(5)]
+        logprobs = [math.log(share / sum(shares)) for share in shares]
+        noise = [noise_scale * -math.log(-math.log(rng.random())) for _ in shares]
         scores = [sharpness * logprob + gumbel for logprob, gumbel in zip(logprobs, noise)]
         weights = [math.exp(score) for score in scores]
         token, = rng.choices([0, 1, 2, 3, 9], weights)
@@ -149,26 +149,34 @@ def test_how_much_sharper_the_target_is_gets_learnt(true, noise_scale):
 
 
 def test_a_sharpness_begins_with_its_prior_and_keeps_the_order_of_guesses():
-    sharpness, given = Sharpness(), outcomes([math.log(part) for part in (.6, .3, .1)])
+    sharpness, hedged_outcomes = Sharpness(), outcomes([math.log(share) for share in (.6, .3, .1)])
     assert sharpness.value == PRIOR_SHARPNESS
     for _ in range(MANY):
-        sharpness.learn(given, 1)
-    first, second, _ = given.probabilities(sharpness.value)
+        sharpness.learn(hedged_outcomes, 1)
+    first, second, _ = hedged_outcomes.probabilities(sharpness.value)
     assert .3 < second < first < .6
 
 
 def test_probabilities_are_powers_times_noise():
-    logprobs = [math.log(part) for part in (.6, .3, .1)]
+    logprobs = [math.log(share) for share in (.6, .3, .1)]
     assert outcomes(logprobs).probabilities(1) == pytest.approx([.6, .3, .1])
     assert outcomes(logprobs).probabilities(2) == pytest.approx([.36 / .46, .09 / .46, .01 / .46])
     noisy = outcomes(logprobs, [0, math.log(4), 0])
     assert noisy.probabilities(1) == pytest.approx([.6 / 1.9, 1.2 / 1.9, .1 / 1.9])
 
 
+def test_a_sharpness_returns_to_its_prior_where_nothing_is_learnt():
+    sharpness, alike = Sharpness(), outcomes([math.log(.5)] * 2)
+    sharpness.value = 3.0
+    for _ in range(MANY):
+        sharpness.learn(alike, 0)
+    assert sharpness.value == pytest.approx(PRIOR_SHARPNESS, abs=.01)
+
+
 def test_a_token_that_nobody_guessed_makes_the_draft_less_sharp():
     sharpness = Sharpness()
     for _ in range(WINDOW):
-        sharpness.learn(outcomes([math.log(part) for part in (.9, .05, .05)]), 7)
+        sharpness.learn(outcomes([math.log(share) for share in (.9, .05, .05)]), 7)
     assert sharpness.value < .5
 
 

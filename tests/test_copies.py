@@ -5,7 +5,7 @@ import random
 import pytest
 
 from config.run_config import Growth
-from model.drafts.mixture import Blend, Mixture, confidence, starting_weights
+from model.drafts.mixture import PRIOR_SHARPNESS, Blend, Mixture, confidence, starting_weights
 from model.drafts.network import at_once
 from model.drafts.suffix import Suffix
 from model.tree import TokenTree
@@ -127,6 +127,7 @@ def test_networks_that_were_not_read_keep_their_weights():
         tree.settle(token)
     at_once(draft.grow(tree, anywhere(60)))
     assert draft._blend.weights(["suffix", "table"], 8) == starting_weights(["suffix", "table"], 8)
+    assert draft._blend.sharpness.value == PRIOR_SHARPNESS
 
 
 def test_copies_are_offered_at_once_where_a_level_is_not_worth_its_time(unlearning):

@@ -348,6 +348,12 @@ def test_what_nobody_names_may_win_by_the_mean_noise_of_a_token():
     assert outcomes.probabilities(1.0) == pytest.approx([weight / sum(weights) for weight in weights])
 
 
+def test_rules_that_draw_without_the_noise_of_a_position_are_guessed_without_it():
+    draft = Mixture([], Suffix())
+    draft.begin(Sampler(1.0, seed=4, rule="mss"))
+    assert draft._outcomes([(3, 0.2)], 7).noise == [0.0, 0.0]
+
+
 def test_settled_tokens_teach_how_sharp_the_target_is():
     table = Table()
     draft = Mixture([table])
