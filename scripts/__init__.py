@@ -15,8 +15,10 @@ from typing import Any
 
 from config.console import FREE_COMMANDS, NEEDED_PACKAGES, enter, interrupt, missing_package, process_words
 from config.failure import SPACE, limit_remedy, shortage
+from config.lean_torch import omit_shape_rules
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
+LEAN_COMMANDS = {b"scripts.generate", b"scripts.serve"}  # commands that only compute layers, and compile nothing
 
 
 def _report(kind: Any, error: Any, trace: Any) -> None:
@@ -51,6 +53,8 @@ _check_memory()
 if sys.argv[:1] == ["-m"]:  # a command, not a debugger
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
+    if not LEAN_COMMANDS.isdisjoint(process_words()):
+        omit_shape_rules()
     needs_packages = FREE_COMMANDS.isdisjoint(process_words())
     enter(*(NEEDED_PACKAGES if needs_packages else ()))
 if isinstance(sys.stdout, io.TextIOWrapper):
