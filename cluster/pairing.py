@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Callable, Dict
 from cluster.keys import KEY_FILES
 from cluster.sockets import BRIEF_TIMEOUT, BoardDoor
 from config.console import say
-from config.files import fits, make_private_folder
+from config.files import fits, make_private, make_private_folder
 
 MAX_TRIES, PAUSE_SECONDS = 3, 60  # of exchanges, before a pause
 MAX_LINE_BYTES = 1 << 16
@@ -134,9 +134,10 @@ class CodeDoor(BoardDoor):
 
 
 def store_keys(key_folder: Path, key_files: KeyFiles) -> None:
-    """Write a board's keys into a folder that only this user may enter."""
-    make_private_folder(key_folder)
+    """Write a board's keys into a new folder that only this user may enter, all of them or none."""
+    new_folder = key_folder.with_name(f"{key_folder.name}.new")
+    make_private_folder(new_folder)
     for name, text in key_files.items():
-        path = key_folder / name
-        path.touch(0o600)
-        path.write_text(text)
+        make_private(new_folder / name)
+        (new_folder / name).write_text(text)
+    new_folder.rename(key_folder)

@@ -32,7 +32,7 @@ from eval.metrics import ANSWER_FIELDS
 REQUEST_KEYS = ("methods", "draft", "drafts", "sets", "temperatures", "questions", "repeats")
 VARIABLE_KEYS = frozenset((
     *REQUEST_KEYS, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
-    "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
+    "timeout", "master", "hosts", "codes", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER_RESULTS = "choose another results=, or delete the folder"
 DELETE = "delete this line"

@@ -64,7 +64,7 @@ class ModelShape(NamedTuple):
 
         # kinds of weights
         forms = {name: source.form(name) for name in source.names() if ".layers." in name}
-        has_blocks = any(block_type(form.shape) for form in forms.values())
+        has_blocks = any(block_type(tensor.shape) for tensor in forms.values())
         keeps_blocks = has_blocks and config.quant == "auto" and config.kernel != "torch"
         quant = BLOCKS if keeps_blocks else kind_on(device, "none" if config.quant == "auto" else config.quant)
 

@@ -344,6 +344,24 @@ def test_a_board_shows_its_code_and_listens_no_more_once_it_has_keys(tmp_path, c
         socket.create_connection((HERE, ports[0]))
 
 
+@needs_openssl
+def test_a_worker_comes_to_its_rank_0_by_what_is_announced_and_later_without(tmp_path, capsys):
+    keys, other_keys = (Authority(tmp_path / name / "keys").own_keys() for name in ("one", "other"))
+    server = StoreServer((HERE, 0), Entries(), keys)
+    server.rank_of_name = {plain_name(socket.gethostname()): 3}
+    neighbours, root_file = Quiet(HERE), tmp_path / "root"
+    root = Announced("laptop", HERE, server.port, {"code": "old"})
+    neighbours.with_role = lambda role: [root] if role == ROOT else []
+    try:
+        assert next(join.calls(neighbours, keys, root_file)) == ((HERE, server.port), 3)
+        assert "rank 0 at laptop (127.0.0.1) has other code than this machine (old, not" in capsys.readouterr().err
+        assert next(join.calls(Quiet(HERE), keys, root_file)) == ((HERE, server.port), 3)
+        with pytest.raises(OSError):
+            knock((HERE, server.port), other_keys)
+    finally:
+        server.close(0)
+
+
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 class Stub:
