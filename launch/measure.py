@@ -78,7 +78,7 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     spec, sizes, config = specs[0], specs[0].sizes, specs[0].config
     request = {"config": spec.part.config, "layers": max(1, sizes.layers // len(lines)), "dtype": config.dtype,
                "device": config.device, "quant": spec.quant, "threads": config.threads_per_rank,
-               "context": spec.context, "seconds": MAX_SECONDS}
+               "context": spec.context, "kernel": config.kernel, "seconds": MAX_SECONDS}
 
     boards = [measured_board(line, path, request) for line in ProgressBar(lines, desc="boards", leave=False)]
 

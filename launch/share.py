@@ -24,7 +24,6 @@ from launch.prepare import open_part
 from launch.spec import device_named, number_type
 from launch.splits import Split, best_splits
 from model.llama import LlamaConfig
-from model.weights.blocks import block_type
 from model.weights.parts import check_model, plan_stages, read_sizes
 from model.weights.quant import BLOCKS, kind_on
 from model.weights.unfold import Unfolded
@@ -63,9 +62,10 @@ class ModelShape(NamedTuple):
         like = torch.empty(0, dtype=number_type(config.dtype, device))
 
         # kinds of weights
-        forms = {name: source.form(name) for name in source.names() if ".layers." in name}
-        has_blocks = any(block_type(tensor.shape) for tensor in forms.values())
+        names = [name for name in source.names() if ".layers." in name]
+        has_blocks = any(map(source.is_in_blocks, names))
         keeps_blocks = has_blocks and config.quant == "auto" and config.kernel != "torch"
+        forms = {name: source.stored_form(name) if keeps_blocks else source.form(name) for name in names}
         quant = BLOCKS if keeps_blocks else kind_on(device, "none" if config.quant == "auto" else config.quant)
 
         row_bytes = 2 * sizes.kv_heads * sizes.head_dim * like.element_size()
@@ -113,7 +113,7 @@ def measured(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> l
     say("measuring a layer on each, and the wires")
     request = {"config": shape.config, "layers": 1, "dtype": config.dtype, "device": config.device,
                "quant": shape.quant, "threads": config.threads_per_rank, "context": shape.sizes.context,
-               "seconds": TIMING_SECONDS}
+               "kernel": config.kernel, "seconds": TIMING_SECONDS}
 
     with ThreadPoolExecutor(len(boards)) as pool:
         pending_times = [pool.submit(layer_times, board, request) for board in boards]
@@ -161,4 +161,4 @@ def table(split: Split, measured_boards: Sequence[Measured]) -> Iterator[str]:
 
     plain_speed, guessing_speed = 1e9 / split.round_time, 2e9 / (split.round_time + split.slowest_time)
     yield (f"expected: {plain_speed:.1f} tokens/s without guesses, {guessing_speed:.1f} if every second guess is right "
-           "(by a model of the wires and torch's layers)")
+           "(an estimate)")

@@ -28,7 +28,9 @@ from config.schema.untrusted import parse_json
 from launch.available import available
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import kind_on
+from model.native.layers import NativeSlice, reason_against
+from model.weights.blocks import QUANTIZERS, quantize
+from model.weights.quant import BLOCKS, kind_on
 from model.weights.quant_layers import compress, fuse, pack, probe
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
@@ -36,9 +38,10 @@ from pipeline.stage import Stage
 ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before the rows
 REPETITIONS = 4  # of each pass, of which the shortest counts
+USUAL_BLOCKS = "Q4_1"  # type of the blocks that stand for those of a GGUF file
 BEAT_SECONDS = 1.0  # between two heartbeats
 REQUEST_FORM = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int,
-                "context": int, "seconds": float}
+                "context": int, "kernel": str, "seconds": float}
 Send = Callable[[str], None]  # a line
 
 
@@ -101,17 +104,27 @@ def _apply(stage: Stage, request: int, nodes: range, inputs: Tensor, num_text_ro
 
 # --- a board ----------------------------------------------------------------------------------------------------------
 
-def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, context: int) -> Stage:
+def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, context: int,
+                 kernel: str = "torch") -> Stage:
     """Build a stage of this many layers with random weights, without the embedding and the final norm."""
     sizes_with_ends = replace(sizes, layers=num_layers + 2, vocab=1)  # the slice is neither the first nor the last
     body = Slice(sizes_with_ends, 1, 1 + num_layers)
-    kind = kind_on(like.device, quant)
+    kind, weights = kind_on(like.device, quant), random_weights(body)
     probe(kind, like.dtype, like.device)
-    fill(body, random_weights(body), like.dtype, like.device)
-    compress(body, kind, like.dtype)
-    fuse(body)
-    pack(body)
-    return Stage(body, lambda: sizes_with_ends.cache(num_layers, context, like))
+    stage_layers: Slice | NativeSlice = body
+
+    if kernel == "native" and not reason_against(sizes, like.dtype, like.device, kind):
+        block_type = USUAL_BLOCKS if kind == BLOCKS else kind
+        is_matrix = {name: block_type in QUANTIZERS and weight.dim() == 2 for name, weight in weights.items()}
+        stored_weights = {name: quantize(block_type, weight) if is_matrix[name] else weight
+                          for name, weight in weights.items()}
+        stage_layers = NativeSlice(body, stored_weights, torch.get_num_threads())
+    else:
+        fill(body, weights, like.dtype, like.device)
+        compress(body, kind, like.dtype)
+        fuse(body)
+        pack(body)
+    return Stage(stage_layers, lambda: sizes_with_ends.cache(num_layers, context, like))
 
 
 def random_weights(body: Slice) -> dict[str, Tensor]:
@@ -141,7 +154,7 @@ def measure(request: Any) -> dict[str, Any]:
 
     sizes = LlamaConfig.read(request["config"])
     num_layers, context = request["layers"], request["context"]
-    stage = random_stage(sizes, num_layers, like, request["quant"], context)
+    stage = random_stage(sizes, num_layers, like, request["quant"], context, request["kernel"])
     hidden_rows = inputs(sizes, like, embeds=False)
     all_passes = passes(stage, hidden_rows, sizes.layers / num_layers, context)
     deadline = time.monotonic() + request["seconds"]

@@ -21,7 +21,7 @@ from tests.test_push import SSH, save_program
 
 ASKED = {"config": load_json(TOY / "llama" / "config.json"),
          "layers": 2, "dtype": "auto",
-         "device": "cpu", "quant": "none", "threads": 1, "context": 256, "seconds": 1e6}
+         "device": "cpu", "quant": "none", "threads": 1, "context": 256, "kernel": "torch", "seconds": 1e6}
 
 
 @pytest.fixture
