@@ -101,7 +101,7 @@ def test_a_plan_measures_the_boards_of_a_hosts_file_into_a_profile(hosts, tmp_pa
             for context in CONTEXTS for rows in (1, *ROWS)]
     for name, factor in (("b1", 1), ("b2", 3)):
         slower = [[rows, context, factor * time] for rows, context, time in took]
-        answer = json.dumps({"passes": slower})
+        answer = json.dumps({"passes": slower, "free": 1.0, "code": "x"})
         (tmp_path / name / "f").mkdir()
         (tmp_path / name / "f" / "run_jetson.sh").write_text(f"read asked\necho '{answer}'\nexec sed -u 's/.*//'")
     hosts.write_text("b0\nb1 folder=f\nb2 folder=f\n")
