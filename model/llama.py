@@ -157,7 +157,7 @@ class LlamaConfig:
         with_positions = replace(
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
             windows=layer_windows, skips_rope=unturned(fields),
-            local_theta=fields.get("rope_local_base_freq") or 0.0)
+            local_theta=fields.get("rope_local_base_freq") or (0.0 if family.scales_windows else theta))
         return replace(
             with_positions, recurrent=kinds, num_taps=num_taps, delta=DeltaSizes.read(fields),
             family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),

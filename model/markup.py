@@ -6,6 +6,7 @@ Patterns are those of the package regex, which can say that a text may yet match
 """
 from __future__ import annotations
 
+import ast
 import json
 import re
 from functools import lru_cache
@@ -395,6 +396,32 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def python_calls(reader: CallReader, opening: Any) -> AnswerParts:
+    """Read calls as Python writes them, in a list; they are parsed, and nothing is executed."""
+    list_text, _ = yield from _text_before(reader, reader.format.closings[0])
+    calls = _parsed_calls(list_text)
+    if calls and all(reader.schemas is None or name in reader.schemas for name, _ in calls):
+        for name, arguments in calls:
+            yield CallPart(name)
+            yield CallPart(arguments=arguments)
+        yield from reader.closing_parts()
+    else:
+        reader.unread = opening[0] + list_text + reader.unread
+        yield from reader.text_parts(len(opening[0]) + len(list_text))
+
+
+def _parsed_calls(list_text: str) -> list[tuple[str, str]]:
+    """Return the names of calls with their arguments in JSON; none if the text is anything but calls with literals."""
+    try:
+        calls = ast.parse(list_text.strip(), mode="eval").body.elts  # type: ignore[attr-defined]
+        if any(call.args or any(pair.arg is None for pair in call.keywords) for call in calls):
+            return []
+        return [(call.func.id, _json({pair.arg: ast.literal_eval(pair.value) for pair in call.keywords}))
+                for call in calls]
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
+        return []
+
+
 def channel_message(reader: CallReader, opening: Any) -> AnswerParts:
     """Read a message of GPT-OSS's format, whose header names a channel, and for a call a recipient."""
     header = opening[0]
@@ -472,9 +499,12 @@ LLAMA = CallFormat(
 GLM4 = CallFormat(
     r"<\|observation\|>", (), rf"\n{NAME}\n(?=\{{)", named_call, bare_opening=rf"\s*{NAME}\n(?=\{{)",
     text=CallText("NAME\n"))
+LFM2 = CallFormat(
+    r"<\|tool_list_start\|>|<\|tool_call_start\|>|List of tools: ", ("<|tool_call_start|>", "<|tool_call_end|>"),
+    r"<\|tool_call_start\|>\s*(?=\[)", python_calls, closings=(r"\s*<\|tool_call_end\|>",))
 THINKING = CallFormat(r"</?think>|\[THINK\]", ("<think>", "</think>"), NEVER, named_call)  # only thoughts
 FORMATS = (  # the first that a template fits
-    HARMONY, DEEPSEEK, GLM, QWEN_CODER, PHI, GRANITE, MISTRAL_NAMED, MISTRAL, HERMES, LLAMA, GLM4, THINKING)
+    HARMONY, DEEPSEEK, GLM, QWEN_CODER, PHI, GRANITE, MISTRAL_NAMED, MISTRAL, HERMES, LLAMA, GLM4, LFM2, THINKING)
 
 
 def dialect_of(template: str) -> CallFormat | None:

@@ -17,7 +17,7 @@ import numpy as np
 DATA = Path(__file__).parent / "data"
 NUM_MODELS, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 5, 40, 30
 LEAST_GAP = 0.01  # between the two largest logits of each token of a text, so that last bits do not matter
-TOLERANCE = 1e-4  # of a log-probability
+TOLERANCE = 4e-3  # of a log-probability: both sum in float32, in other orders; a step left out changes some by > 0.1
 SIZES = {
     "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

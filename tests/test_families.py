@@ -94,6 +94,13 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "phi4 mini, long": gated("Phi3", hidden_size=64, partial_rotary_factor=0.75, original_max_position_embeddings=40,
                              max_position_embeddings=FAR, rope_scaling=LONG),
     "olmo2": gated("Olmo2"),
+    "olmo3": gated("Olmo3", sliding_window=16, rope_scaling=YARN),
+    "seed-oss": gated("SeedOss", head_dim=12),
+    "ernie 4.5": gated("Ernie4_5", head_dim=16),
+    "granite 4": gated("GraniteMoeHybrid", layer_types=["attention"] * 4, num_local_experts=0, num_experts_per_tok=0,
+                       shared_intermediate_size=72, position_embedding_type="rope", mamba_n_heads=4,
+                       embedding_multiplier=3.0, logits_scaling=4.0, residual_multiplier=0.5,
+                       attention_multiplier=0.2),
     "granite": gated("Granite", embedding_multiplier=3.0, logits_scaling=4.0, residual_multiplier=0.5,
                      attention_multiplier=0.2),
     "glm": gated("Glm", head_dim=12, attention_bias=True),
@@ -684,6 +691,7 @@ def test_opt_is_split_under_the_names_of_its_older_files_too(tmp_path):
 
 
 def test_every_family_is_tried():
-    elsewhere = {"MiMoForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}  # not in 4.57
+    elsewhere = {"MiMoForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+                 "MiniMaxM2ForCausalLM"}  # not in 4.57
     known = {f.architecture for f in FAMILIES.values()} - elsewhere
     assert {MODELS[name][0] + "ForCausalLM" for name in MODELS} == known

@@ -30,7 +30,8 @@ CLASS_NAMES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2", "opt": "OPT",
     "smollm3": "SmolLM3", "phi3": "Phi3", "olmo2": "Olmo2", "granite": "Granite", "glm": "Glm", "glm4": "Glm4",
     "ministral": "Ministral", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "mixtral": "Mixtral",
-    "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "lfm2": "Lfm2", "qwen3_next": "Qwen3Next"}  # of this transformers
+    "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "lfm2": "Lfm2", "qwen3_next": "Qwen3Next",
+    "olmo3": "Olmo3", "seed_oss": "SeedOss", "ernie4_5": "Ernie4_5"}  # of this transformers
 LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.3, 2.0], "long_factor": [1.0, 4.0, 9.0]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH}
 LINEAR = {"type": "linear", "rope_type": "linear", "factor": 4.0}
@@ -56,6 +57,7 @@ SPECIAL = {  # families in which other values show more
     "phi3": {"rope_scaling": (LONGROPE, [None]), "original_max_position_embeddings": (TRAINED_LENGTH, [130]),
              "partial_rotary_factor": (0.5, [])},  # another one needs other factors
     "olmo2": {"rope_scaling": (None, [{"type": "linear", "factor": 4.0}])},
+    "olmo3": {"sliding_window": (25, [8])},
     "ministral": {"sliding_window": (25, [8])}, "gemma2": {"sliding_window": (25, [8])},
     "gemma3_text": {"sliding_window": (25, [8])}, "gpt_oss": {"sliding_window": (25, [8])},
     "lfm2": {"layer_types": (None, [["conv", "conv", FULL, "conv"]]), "rms_norm_eps": (1e-5, []),

@@ -2,26 +2,13 @@
 import pytest
 import torch
 
-from config.methods import METHODS
-from launch.build import build_lm_head, build_ring
-from launch.spec import RankSpec
-from model.drafts.mixture import Mixture
-from model.drafts.suffix import Suffix
-from model.sample import Sampler
-from model.weights.parts import Part
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, PipelineLimits
-from pipeline.strategies import STRATEGIES
-from pipeline.trace import OFF
-from tests.checkpoints import save_checkpoint, split_quietly
+from tests.checkpoints import save_checkpoint
 from tests.json_files import load_json
 from tests.newest import DATA, MODELS, NUM_MODELS, TOLERANCE, tensors_of
-from tests.test_families import Saved
-from tests.tiny import TREE, Oracle, in_threads, ring_of_threads, work, write
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-EXPERTS_APART = {name for name in MODELS if name.startswith("minimax")}
 
 
 def saved_model(reference, seed, folder, config=None, prefix=""):

@@ -13,6 +13,7 @@ from model.markup import (
     GRANITE,
     HARMONY,
     HERMES,
+    LFM2,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
@@ -143,6 +144,15 @@ CASES = [  # a format, an answer, and its thoughts, its text and its calls
     (QWEN_CODER, "<function=add><parameter=a>1</parameter>and so on", "", "and so on", [ADDED]),
     (QWEN_CODER, '<function=flag><parameter=to>"x"</parameter></function>', "", "", [("flag", '{"to": "\\"x\\""}')]),
     (QWEN_CODER, "<function=sub>\n</function>", "", "<function=sub>\n</function>", []),
+    # Python
+    (LFM2, '<|tool_call_start|>[add(a=1), weather(city=\'Pa}r"is{\', days=[1, {"a": "b"}])]<|tool_call_end|>', "", "",
+     [ADDED, CALL]),
+    (LFM2, "I look.\n<|tool_call_start|>[flag(on=True, note=None)]<|tool_call_end|>So", "", "I look.\nSo",
+     [("flag", '{"on": true, "note": null}')]),
+    (LFM2, "<think>It is 4.</think><|tool_call_start|>[add_all()]", "It is 4.", "", [("add_all", "{}")]),
+    *((LFM2, f"<|tool_call_start|>[{text}]<|tool_call_end|>", "", f"<|tool_call_start|>[{text}]<|tool_call_end|>", [])
+      for text in ("subtract(a=1)", "add(1)", "add(a=open('x'))", "add(a=b'')", "add", "add(a=", "add(**{'a': 1})",
+                   "add(a=" + "[" * 300)),
     # channels
     (HARMONY, f"{ANALYSIS}Sum 2+2.<|end|>{FINAL}Four.", "Sum 2+2.", "Four.", []),
     (HARMONY, f'{ANALYSIS}{DRAFT}<|end|><|start|>assistant{TO_ADD}{{"a": 1}}', DRAFT, "", [ADDED]),
@@ -242,7 +252,7 @@ def test_what_is_nested_without_end_is_no_call():
     ("{{ tools }}<tool_call>{function-name}<arg_key>{arg-key}</arg_key>", GLM),
     ("{{ tools }}<tool_call>\n<function=name>", QWEN_CODER), ("{{ tools }}<|observation|>", GLM4),
     ("{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS] [", MISTRAL), ("{{ tools }}[TOOL_CALLS]f[ARGS]", MISTRAL_NAMED),
-    ("{{ tools }}<|tool_call|>", GRANITE), ("<|tool|>{{ message['tools'] }}<|/tool|>", PHI),
+    ("{{ tools }}<|tool_list_start|>", LFM2), ("{{ tools }}<|tool_call|>", GRANITE), ("<|tool|>{{ message['tools'] }}<|/tool|>", PHI),
     ("{{ tools }}<｜tool▁calls▁begin｜><think>", DEEPSEEK), ("{{ tools }}<|channel|>analysis", HARMONY),
     ("{{ content.split('</think>')[-1] }}", THINKING), ("{{ tools }}[THINK]", THINKING),
     ("{{ messages }}<tool_call>", None), ("{{ tools }}", None), ("{{ messages }}", None)])

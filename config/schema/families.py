@@ -96,6 +96,7 @@ class Family:
     scaled: bool = False  # the embedding is multiplied by the square root of its size
     neighbours: bool = False  # the two dimensions that rotate together are adjacent
     windows: int = 0  # default: every layer has a window but each `windows`-th; 0: every layer
+    scales_windows: bool = True  # scaled rotary positions are also those of layers with a window
     experts: tuple[str, ...] = ()  # config fields of the number of experts per layer, and of their width
     output_gate: bool = False  # each head's output is multiplied by a gate, which is a part of its query
     sinks: bool = False  # each head has a score without a value
@@ -141,6 +142,15 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "phi3": Family("Phi3ForCausalLM", reads=("sliding_window",), supported=GATE,
                    defaults={"original_max_position_embeddings": 4096}),
     "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER, supported=UNBIASED),
+    "olmo3": Family("Olmo3ForCausalLM", before=False, after=True, wide_norms=True, windows=4, scales_windows=False,
+                    names=AFTER, reads=("sliding_window", "layer_types"), supported=UNBIASED,
+                    defaults={"sliding_window": 4096}),
+    "seed_oss": Family("SeedOssForCausalLM", qkv_bias=True, reads=("attention_bias",),
+                       supported={**PLAIN, "attention_out_bias": (False, None), "mlp_bias": (False, None)},
+                       defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8}),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", tied=True, neighbours=True,
+                       supported={**PLAIN, "use_bias": (False, None)},
+                       defaults={"rope_theta": 5e5, "head_dim": 128, "num_key_value_heads": 2}),
     "granite": Family("GraniteForCausalLM", reads=MULTIPLIERS, defaults={"attention_multiplier": 1.0}),
     "glm": Family("GlmForCausalLM", neighbours=True, reads=("attention_bias",), supported=GATE, defaults=GLM),
     "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
@@ -165,6 +175,17 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                         defaults={"norm_topk_prob": False, "use_sliding_window": False, "sliding_window": 4096,
                                   "num_key_value_heads": 4},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
+    "granitemoehybrid": Family(  # Granite 4, as far as it has neither recurrent layers nor experts
+        "GraniteMoeHybridForCausalLM", reads=(*MULTIPLIERS, "layer_types"), layer_kinds=("attention",),
+        renamed_fields={"shared_intermediate_size": "intermediate_size"},
+        names=((r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
+               (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj.")),
+        supported={**UNBIASED, "num_local_experts": (0,), "position_embedding_type": ("rope",)},
+        defaults={"num_local_experts": 8, "position_embedding_type": None, "attention_multiplier": 1.0}),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", wide_norms=True, experts=LOCAL_EXPERTS, sigmoid_router=True,
+                         names=(*MIXTRAL, (r"\.e_score_correction_bias", ".expert_bias")), reads=("rotary_dim",),
+                         supported=GATE, defaults={"rope_theta": 5e6, "head_dim": 128, "num_key_value_heads": 8,
+                                                   "num_experts_per_tok": 8, "num_local_experts": 256}),
     "lfm2": Family("Lfm2ForCausalLM", tied=True, head_norms=True, layer_kinds=("full_attention", CONVOLUTION),
                    names=LFM2, renamed_fields=LFM2_FIELDS, supported=SHORT_CONVOLUTIONS,
                    defaults={**LFM2_DEFAULTS, **LFM2_ADJUSTED},
@@ -227,6 +248,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
         fields[family.experts[0]] = fields.get(family.experts[0]) or fields.get("num_local_experts")
     fields.update((usual_name, fields[name]) for name, usual_name in family.renamed_fields.items()
                   if fields.get(name) is not None)
+    if fields.get("rotary_dim"):
+        fields["partial_rotary_factor"] = fields["rotary_dim"] / fields["head_dim"]
     if fields.get("block_auto_adjust_ff_dim"):
         fields["intermediate_size"] = _adjusted_width(fields)
     if not family.rotary:  # OPT calls the first ffn_dim, and has no field for the second
@@ -367,7 +390,7 @@ def _contradictions(fields: Mapping[str, Any]) -> Iterator[str]:
                f"linear_num_key_heads={num_key_heads}")
 
     # experts, and lists of layers
-    if family.experts and fields["num_experts_per_tok"] > fields[family.experts[0]]:
+    if family.experts and not 0 < fields["num_experts_per_tok"] <= fields[family.experts[0]]:
         yield (f"num_experts_per_tok={fields['num_experts_per_tok']}, but "
                f"{family.experts[0]}={fields[family.experts[0]]}")
     if fields.get("sliding_window") == 0 and windows({**fields, "sliding_window": 1}, family):

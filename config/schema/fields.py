@@ -66,15 +66,15 @@ ROWS_OR_NONE = integer(0, 1 << 24)
 STRETCHES = list_of(SCALE, 1 << 12)
 
 CONFIG = _by_name(
-    (COUNT, """num_hidden_layers num_attention_heads num_key_value_heads head_dim num_experts num_local_experts
-     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes conv_L_cache
+    (COUNT, """num_hidden_layers num_attention_heads num_key_value_heads head_dim num_experts
+     sliding_window_pattern no_rope_layer_interval unrolled_passes conv_L_cache rotary_dim
      full_attention_interval linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
      linear_num_value_heads"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     block_ff_dim block_multiple_of shared_expert_intermediate_size max_position_embeddings"""),
+     block_ff_dim block_multiple_of shared_intermediate_size shared_expert_intermediate_size max_position_embeddings"""),
     # float32 positions are not exact beyond
-    (ROWS_OR_NONE, "max_window_layers sliding_window num_dense_layers"),
+    (ROWS_OR_NONE, "max_window_layers sliding_window num_dense_layers num_local_experts num_experts_per_tok"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling block_ffn_dim_multiplier routed_scaling_factor"""),
     (FLAG, """use_sliding_window norm_topk_prob tie_word_embeddings tie_embedding block_auto_adjust_ff_dim
