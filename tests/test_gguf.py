@@ -359,6 +359,11 @@ FAMILY = {  # llama.cpp's name: transformers' name, config, more facts, and whet
                 {"embedding_scale": 3.0, "logit_scale": 4.0, "residual_scale": 0.5, "attention.scale": 0.25}, False),
     "glm4": ("Glm4", {**SIZES, "head_dim": 32, "attention_bias": True},
              {"attention.key_length": 32, "rope.dimension_count": 16}, False),
+    "seed_oss": ("SeedOss", {**SIZES, "head_dim": 32}, {"attention.key_length": 32}, False),
+    "ernie4_5": ("Ernie4_5", {**SIZES, "head_dim": 32}, {"attention.key_length": 32}, False),
+    "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 4,
+                      "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
+             {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 4}, False),
     "smollm3": ("SmolLM3", {**SIZES, "tie_word_embeddings": True}, {"rope.dimension_count": 16}, False),
     "gpt-oss": ("GptOss", {**SIZES, "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 32,
                            "sliding_window": 16, "rope_scaling": YARN},
@@ -384,7 +389,7 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
     names, tensors = gguf.get_tensor_name_map(number, sizes.layers), {}
     for name in source.names():
         weights = source.read(name).float()
-        if architecture in ("llama", "granite", "smollm3", "glm4") and re.search(r"\.[qk]_proj\.", name):
+        if architecture in ("llama", "granite", "smollm3", "glm4", "ernie4_5") and re.search(r"\.[qk]_proj\.", name):
             heads = weights.unflatten(0, (-1, sizes.head_dim)).clone()
             waves = heads[:, :int(sizes.head_dim * sizes.rotated_share)]
             waves[:] = waves.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
@@ -394,6 +399,8 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
         theirs = re.sub(r"\.experts\.\d+\.", ".experts.", published(name, sizes.family))
         for part, together in FUSED.get(architecture, ()):
             theirs = re.sub(rf"\b{part}\b", together, theirs)
+        if weights.dim() == 3:  # a convolution
+            weights = weights[:, 0]
         own = theirs if theirs.endswith("sinks") else theirs.rpartition(".")[0]
         ending = theirs[len(own):] or ".weight"
         tensors.setdefault(names.get_name(own) + ending, []).append(weights)
@@ -431,7 +438,7 @@ def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kin
     """Write tensors to the end; experts, and products that are one here, are given in parts."""
     for name, held in tensors.items():
         whole = torch.stack(held) if "_exps" in name else torch.cat(held)
-        matrix = whole.dim() > 1 and "_inp" not in name
+        matrix = whole.dim() > 1 and "_inp" not in name and "shortconv.conv" not in name
         data = gguf.quantize(whole.numpy(), kind) if matrix else whole.numpy()
         writer.add_tensor(name, data, raw_dtype=kind if matrix else Kind.F32)
     if architecture == "phi3":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from config.files import NoSpace, check_space, one_at_a_time, replace
-from config.schema.families import FAMILIES, published
+from config.schema.families import CONVOLUTION, FAMILIES, published
 from config.schema.fields import CONFIG, check
 from config.schema.untrusted import one_line, read_json, short_repr
 from launch.progress import ProgressBar
@@ -90,6 +90,11 @@ ARCHITECTURES = {
     "granite": Architecture("granite", is_interleaved=True),
     "glm4": Architecture("glm4"),
     "smollm3": Architecture("smollm3", is_interleaved=True),
+    "seed_oss": Architecture("seed_oss"),
+    "ernie4_5": Architecture("ernie4_5"),
+    "lfm2": Architecture(
+        "lfm2", extra_keys={"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"},
+        defaults={"block_auto_adjust_ff_dim": False}),
     "gpt-oss": Architecture(
         "gpt_oss", extra_keys={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
 }
@@ -235,6 +240,10 @@ class GgufFile:
             config["sliding_window"] = None
         if model_type == "llama" and config.get("sliding_window"):
             config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
+        heads_by_layer = config.get("num_key_value_heads")
+        if model_type == "lfm2" and isinstance(heads_by_layer, list):  # 0 for a convolution
+            config["num_key_value_heads"] = max(heads_by_layer)
+            config["layer_types"] = ["full_attention" if num_heads else CONVOLUTION for num_heads in heads_by_layer]
         check({**config, "rope_scaling": None}, CONFIG, "its metadata")
         if model_type == "olmo2" and config.get("sliding_window"):
             raise ValueError("it has sliding windows, as OLMo 3 has, which are not supported")
@@ -255,7 +264,7 @@ class GgufFile:
         rotated_dim = self._model_value("rope.dimension_count", head_dim)
         if rotated_dim != head_dim:
             config["partial_rotary_factor"] = rotated_dim / head_dim
-        if model_type in ("glm4", "gpt_oss"):
+        if model_type in ("glm4", "gpt_oss", "seed_oss"):
             config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
 
         self._refuse_unread(head_dim, rotated_dim)
@@ -433,6 +442,8 @@ class GgufFile:
         expert = EXPERT.search(name)
         data = tensor.data[int(expert[1])] if expert else tensor.data
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
+        if form.shape[1:2] == (1,) and weights.dim() == 2:  # the inputs of each column of a convolution
+            weights = weights[:, None]
         if tuple(weights.shape) != form.shape:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
         if self._is_interleaved(name):
