@@ -1,4 +1,6 @@
 """Families that the project's `transformers` does not have, or has otherwise: a newer one computed the references."""
+import re
+
 import pytest
 import torch
 
@@ -11,14 +13,13 @@ from tests.newest import DATA, MODELS, NUM_MODELS, TOLERANCE, tensors_of
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
-def saved_model(reference, seed, folder, config=None, prefix=""):
-    """Write a model's checkpoint, its tensors drawn again."""
-    tensors = {prefix + name: torch.from_numpy(x) for name, x in tensors_of(reference, seed).items()}
-    return save_checkpoint(folder, config or reference["config"], tensors, "model.safetensors")
+def drawn_tensors(reference, stored):
+    """The tensors of a model's checkpoint, drawn again."""
+    return {name: torch.from_numpy(x) for name, x in tensors_of(reference, stored["seed"]).items()}
 
 
 @torch.no_grad()
-def assert_computes(reference, stored, folder):
+def assert_computes(stored, folder):
     """The whole model gives each token of a text the reference's probability, and writes the same text."""
     whole = Whole(Unfolded(folder), torch.float32, "cpu", context=150)
     ids = stored["prompt"] + stored["text"]
@@ -33,5 +34,17 @@ def test_each_token_is_as_probable_as_in_the_newest_transformers(name, tmp_path)
     reference = load_json(DATA / f"{name}.json")
     assert len(reference["models"]) == NUM_MODELS
     for stored in reference["models"]:
-        folder = saved_model(reference, stored["seed"], tmp_path / str(stored["seed"]))
-        assert_computes(reference, stored, folder)
+        folder = save_checkpoint(tmp_path / str(stored["seed"]), reference["config"], drawn_tensors(reference, stored),
+                                 "model.safetensors")
+        assert_computes(stored, folder)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_the_text_of_a_model_that_also_sees_is_as_probable(name, tmp_path):
+    reference = load_json(DATA / f"{name}.json")
+    stored, text_names = reference["models"][0], re.compile(r"^model\.")
+    tensors = {text_names.sub("model.language_model.", key): x for key, x in drawn_tensors(reference, stored).items()}
+    tensors.update({"model.visual.patch_embed.proj.weight": torch.zeros(3), "mtp.fc.weight": torch.zeros(3)})
+    config = {"model_type": name, "architectures": [reference["config"]["architectures"][0].replace(
+        "ForCausalLM", "ForConditionalGeneration")], "vision_config": {}, "text_config": reference["config"]}
+    assert_computes(stored, save_checkpoint(tmp_path / "seeing", config, tensors, "model.safetensors"))

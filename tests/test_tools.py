@@ -252,7 +252,8 @@ def test_what_is_nested_without_end_is_no_call():
     ("{{ tools }}<tool_call>{function-name}<arg_key>{arg-key}</arg_key>", GLM),
     ("{{ tools }}<tool_call>\n<function=name>", QWEN_CODER), ("{{ tools }}<|observation|>", GLM4),
     ("{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS] [", MISTRAL), ("{{ tools }}[TOOL_CALLS]f[ARGS]", MISTRAL_NAMED),
-    ("{{ tools }}<|tool_list_start|>", LFM2), ("{{ tools }}<|tool_call|>", GRANITE), ("<|tool|>{{ message['tools'] }}<|/tool|>", PHI),
+    ("{{ tools }}<|tool_list_start|>", LFM2), ("{{ tools }}<|tool_call|>", GRANITE),
+    ("<|tool|>{{ message['tools'] }}<|/tool|>", PHI),
     ("{{ tools }}<｜tool▁calls▁begin｜><think>", DEEPSEEK), ("{{ tools }}<|channel|>analysis", HARMONY),
     ("{{ content.split('</think>')[-1] }}", THINKING), ("{{ tools }}[THINK]", THINKING),
     ("{{ messages }}<tool_call>", None), ("{{ tools }}", None), ("{{ messages }}", None)])

@@ -72,7 +72,8 @@ CONFIG = _by_name(
      linear_num_value_heads"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     block_ff_dim block_multiple_of shared_intermediate_size shared_expert_intermediate_size max_position_embeddings"""),
+     block_ff_dim block_multiple_of shared_intermediate_size shared_expert_intermediate_size
+     max_position_embeddings"""),
     # float32 positions are not exact beyond
     (ROWS_OR_NONE, "max_window_layers sliding_window num_dense_layers num_local_experts num_experts_per_tok"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
