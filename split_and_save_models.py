@@ -5,10 +5,13 @@ This is the command; the work is done in launch/split/.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import Sequence
 
+from cluster.board import COMMAND_VARIABLE
+from config.cli import RUN_PIPE
 from config.console import EXIT_INTERRUPTED, NEEDED_PACKAGES, ended_by, enter, say
 from config.dialect import OptionParser
 from config.run_config import QUANTIZATIONS, RunConfig
@@ -54,7 +57,7 @@ def report(parts: list[Part]) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; a mistake ends the program with the usage."""
-    parser = OptionParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
+    parser = OptionParser(prog=os.environ.get(COMMAND_VARIABLE), description=__doc__.splitlines()[0], epilog=EXAMPLE,
                           formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
                         "a GGUF file, whose quantized weights stay as they are")
@@ -92,7 +95,7 @@ def write(args: argparse.Namespace) -> list[Part]:
 def next_command(args: argparse.Namespace) -> str:
     """Return the command that answers a question with the new split."""
     method = "" if args.stages else " pipeline_type=tp"
-    return f'bash run_pipe.sh model_dir={shlex.quote(args.out_dir)}{method} prompt="What does a baker do?"'
+    return f'{RUN_PIPE} model_dir={shlex.quote(args.out_dir)}{method} prompt="What does a baker do?"'
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from typing import Mapping, NamedTuple, Sequence
 from cluster.keys import Keys, read_keys
 from config.console import run
 from config.forms import GIGABYTES
-from config.presets import ROOT
+from config.presets import HOME, ROOT
 from config.run_config import RunConfig
 from config.schema.untrusted import decoded, read_bytes
 
@@ -279,7 +279,7 @@ def typed_interface(environment: Mapping[str, str]) -> str:
 
 def key_folder_of(config: RunConfig) -> Path:
     """Return the folder of this board's keys: the one given, or where make_keys.sh puts them."""
-    return Path(config.keys) if config.keys else ROOT / "keys"
+    return Path(config.keys) if config.keys else HOME / "keys"
 
 
 def _rank(node_rank: str, lines: Sequence[Line], path: str) -> int:

@@ -5,7 +5,7 @@ private folder and use its sockets, or loopback for process groups, so no other 
 
 One process, the server, forks the ranks. It imports their modules once, and they share its memory. Before that it
 computes nothing, as threads of libraries do not survive a fork. A command whose process has a single thread forks the
-server, too, which saves a second import of torch; else it starts this module as a program: `python -m cluster.processes
+server, too, which saves a second import of torch; else it starts this module as a program: `cluster.processes
 SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it reports `forked
 RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK CODE` and forks
 it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
@@ -42,6 +42,9 @@ GRACE_SECONDS = 3  # for a rank to end by itself, before it is killed
 POLL_SECONDS = 0.05  # seconds between two checks of which ranks have ended
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # signals that ask a command to end
 OPEN_FILES = 64, 8  # that a rank may hold: its own, and for each rank of the run
+# Starts a module, as -m does. Python 3.10 does not know PYTHONSAFEPATH: it would search a user's own folder first.
+START = ("import runpy, sys; sys.path[:] = filter(None, sys.path); "
+         "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
 END_ORDER = b"end"  # the order to the server to kill all ranks and end
 MAX_REPORT_BYTES = 64
 
@@ -73,7 +76,7 @@ class Ranks:
                       inherited_file: int, may_fork: bool) -> subprocess.Popen[bytes] | ForkedServer:
         if may_fork and has_single_thread():
             return ForkedServer(words, environment, self._socket)
-        program = [sys.executable, "-m", "cluster.processes", *words]
+        program = [sys.executable, "-c", START, "cluster.processes", *words]
         return subprocess.Popen(program, env=environment, pass_fds=[inherited_file])
 
     def ended(self) -> Mapping[int, int]:

@@ -6,6 +6,7 @@ single words, `run_config.py` defines the options of a run.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Collection, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
@@ -23,7 +24,8 @@ from config.values import listed
 Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
-RUN_PIPE = "bash run_pipe.sh"
+RUN_PIPE = os.environ.get("FLOWSPEC_RUN", "bash run_pipe.sh")  # the command that runs a pipeline, as messages name it
+EXAMPLE_COMMAND = re.compile(r"bash run_\w+\.sh|python3 -m scripts\.\w+")  # as examples name it
 SURE_SIMILARITY = 0.8  # of a word to a preset's name, from which it is a mistyped one, and no question
 # The keys that some commands have in place of a key of a run that they refuse.
 REPLACEMENT_KEYS = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
@@ -296,7 +298,7 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
              "Words that are neither preset nor key are the question. Quote a key with its value if that has spaces.",
-             "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
+             "", "examples:", EXAMPLE_COMMAND.sub(command, getattr(kind, "EXAMPLES", EXAMPLES)), "",
              "presets:"]
     name_width = max(map(len, PRESETS))
     lines += [f"  {name:<{name_width}} {shown_path(preset.base_dir)}, stages {preset.stages}"

@@ -5,6 +5,7 @@ lie under one root, in folders named as at Hugging Face.
 """
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from config.methods import BEST_METHOD
 from config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent  # the repository
-MODELS_FOLDER = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
+HOME = Path(os.environ.get("FLOWSPEC_HOME") or ROOT).expanduser().absolute()  # for models, splits, results and keys
+MODELS_FOLDER = Path(RunConfig().models).expanduser() if RunConfig().models else HOME / "models"
 TOY = ROOT / "toy"
 SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the default preset, and the one if that cannot be downloaded
 DEMO = "demo"  # the bundled model on an emulated cluster

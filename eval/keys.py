@@ -14,7 +14,7 @@ from config.drafts import MODEL_KEY, reads
 from config.keys import check_name, in_full, local_key, preset_of, raw_values, shared_key, with_defaults
 from config.methods import METHODS
 from config.old_names import instead_of
-from config.presets import ROOT, SMOLLM2, TOY_PRESET
+from config.presets import HOME, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
 from config.run_config import REQUESTS_AT_ONCE, SEED, TEMPERATURE, RunConfig
 from config.values import NUMBER, Range, listed, number
@@ -27,7 +27,7 @@ BOARDS = {**PAPER, "methods": "naive,pipedec,continuous"}
 HELD_OUT = {"questions": "30:50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "questions": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of QUICK in real time, which takes half an hour on a laptop
-RESULTS = ROOT / "results"
+RESULTS = HOME / "results"
 # For the models that run if none is named. dsi runs on the bundled one, since its copies are small.
 OF_MODEL = {
     SMOLLM2: {**QUICK, "max_new_tokens": "128", "results": str(RESULTS / SMOLLM2)},

@@ -16,7 +16,7 @@ from config import files, profiles
 from config.console import EXIT_WRONG, command, say
 from config.dialect import as_keys
 from config.keys import HELP, HELP_WORDS, check_name, raw_values
-from config.presets import ROOT
+from config.presets import HOME
 from config.schema.untrusted import one_line
 from eval import contest, metrics
 from eval.points import evaluate_point, evaluate_points, point_dir, words_by_point, workers_of
@@ -233,7 +233,7 @@ def commands(name: str, sweep: Sweep,
     for key in varied_keys & typed_keys.keys():
         raise ValueError(f"{key} is what {name} varies: leave {key}={typed_keys[key]} out")
 
-    results_dir = typed_keys.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
+    results_dir = typed_keys.get("results", f"{HOME / 'results' / 'sweeps' / name}")
     if not results_dir.strip():
         raise ValueError("results is empty: name a folder after results=")
 

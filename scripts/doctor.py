@@ -30,9 +30,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
+from cluster.board import COMMAND_VARIABLE
 from cluster.board import addresses as _addresses
 from config.console import NEEDED_PACKAGES, enter, enter_if_possible, run
-from config.presets import ROOT, STORY_PROMPT
+from config.presets import HOME, ROOT, STORY_PROMPT
 from config.schema.untrusted import reason
 from launch.available import available
 
@@ -239,7 +240,7 @@ def interface() -> Iterator[Finding]:
 
 def room() -> Iterator[Finding]:
     """Check the disk of the repository's folder, and memory."""
-    yield _disk(ROOT, "", MIN_DISK, "the size of your model for its split")
+    yield _disk(HOME, "", MIN_DISK, "the size of your model for its split")
     free_memory = available()
     remedy = (f"end other programs or add swap: at least {MIN_MEMORY / GIB:.0f} GiB, and the weights of the ranks "
               "here")
@@ -313,7 +314,8 @@ def main(argv: list[str] | None = None) -> int:
         from eval.bench.gpu import gpu
         return run(gpu, typed_words[1:])
 
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.doctor", description=__doc__,
+    command = os.environ.get(COMMAND_VARIABLE, "python3 -m scripts.doctor")
+    parser = argparse.ArgumentParser(prog=command, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="word", help="words of a run with a draft head, as model_dir=DIR")
     words = parser.parse_args(typed_words).words

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import Any, Callable, Sequence
 
 import uvicorn
 
+from cluster.board import COMMAND_VARIABLE
 from cluster.processes import POLL_SECONDS, kill_all
 from config.cli import DEFAULT_PRESET
 from config.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
@@ -25,7 +27,7 @@ from serve.connections import Connection, LoopErrorHandler, connection_limits
 from serve.engine import Engine, ServerLimits
 from serve.start_line import reachable_url
 
-COMMAND = "bash run_server.sh"
+COMMAND = os.environ.get(COMMAND_VARIABLE, "bash run_server.sh")
 CLOSE_SECONDS = 10.0  # seconds for the pipeline to close
 LEAVE_SECONDS = 3  # seconds for answers under way once the server shuts down
 REPORT_SECONDS = 5  # seconds more to send the error of the shutdown to the other clients

@@ -110,7 +110,7 @@ class Child:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            _be_program(words[2:], env)  # behind `python -m`
+            _be_program(words[3:], env)  # behind `python -c START`
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -167,7 +167,11 @@ class Forked:
     def __init__(self, target: Callable[..., None], *words: Any) -> None:
         self._process = CONTEXT.Process(target=target, args=words)
         self._process.start()
-        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.join
+        self.pid, self.kill = self._process.pid, self._process.kill
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -225,5 +229,18 @@ def _lent(file: int) -> Connection:
 
 def serving_ranks(words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> Forked:
     """In place of subprocess.Popen in cluster/processes.py: its program without the seconds that its imports take."""
-    return Forked(_be_server, words[2:], dict(env),
+    return Forked(_be_server, words[3:], dict(env),
                   [*map(_lent, pass_fds)], [_lent(1), _lent(2)])
+
+
+# --- the process of a pipeline that this process opens through the package flowspec -----------------------------------
+
+class ForkedEngine(Forked):
+    """In place of subprocess.Popen in flowspec/engine_process.py: its program without the seconds of its imports."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **others: Any) -> None:
+        super().__init__(_be_engine, words[3], dict(env), *map(_lent, pass_fds))
+
+
+def _be_engine(module: str, environment: dict[str, str], pipe: Connection) -> None:
+    _be_program([module, str(pipe.fileno())], environment)

@@ -109,7 +109,7 @@ def test_the_environment_names_another_usual_preset(pip, monkeypatch):
 
 
 def test_a_gguf_file_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "ROOT", tmp_path)
+    monkeypatch.setattr(models, "HOME", tmp_path)
     path = write(tmp_path / "mine.gguf")
     assert models.with_model([f"base_dir={path}"]) == [f"base_dir={tmp_path / 'splits/mine-whole'}"]
     assert (tmp_path / "splits/mine-whole/config.json").is_file()

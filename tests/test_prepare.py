@@ -15,7 +15,7 @@ from tests.saved import wait_until
 @pytest.fixture
 def board(monkeypatch, tmp_path, saved):
     """What rank 1's board does in a fresh clone, and the folder in which it does that."""
-    monkeypatch.setattr(prepare, "ROOT", tmp_path)
+    monkeypatch.setattr(prepare, "HOME", tmp_path)
     monkeypatch.setenv("RANK", "1")
     config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
     return lambda: prepare.split_of(config, may_write=False), tmp_path / "splits" / "base-0+2+2-head"
@@ -60,7 +60,7 @@ def test_runs_with_different_heads_do_not_write_into_one_folder():
 
 
 def test_a_model_is_split_for_the_boards_of_a_hosts_file(monkeypatch, tmp_path, saved, capsys):
-    monkeypatch.setattr(prepare, "ROOT", tmp_path)
+    monkeypatch.setattr(prepare, "HOME", tmp_path)
     (tmp_path / "hosts").write_text("b0\nb1 memory=1\nb2 memory=8\n")
     words = [f"hosts={tmp_path / 'hosts'}", f"model={saved / 'base'}"]
     assert share_out.main(words) == 0

@@ -24,7 +24,7 @@ def base(tmp_path_factory):
     ("stages=0+99999999999999999", "adds up to 99999999999999999 layers, but the model has 4"),
     ("stages=0" + 5000 * "+1", "adds up to 5000 layers, but the model has 4")])
 def test_a_split_that_cannot_be_is_refused_before_it_is_written(base, tmp_path, monkeypatch, error_of, words, said):
-    monkeypatch.setattr("launch.prepare.ROOT", tmp_path)
+    monkeypatch.setattr("launch.prepare.HOME", tmp_path)
     assert said in error_of(here, f"base_dir={base}", *ASK, *words.split()) and list(tmp_path.iterdir()) == []
 
 

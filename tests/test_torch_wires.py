@@ -79,7 +79,7 @@ def test_what_process_groups_cannot_do_is_refused(keys, sentence):
 
 def test_keys_of_a_cluster_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("cluster.board.read_keys", lambda folder: "keys")
-    monkeypatch.setattr("cluster.board.ROOT", tmp_path)
+    monkeypatch.setattr("cluster.board.HOME", tmp_path)
     (tmp_path / "keys").mkdir()
     environment = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "FLOWSPEC_BOARD": "1"}
     with refused("link=torch cannot encrypt, and ", "keys has keys: leave link out"):

@@ -23,7 +23,7 @@ from config import files
 from config.console import command
 from config.dialect import as_keys
 from config.keys import HELP_WORDS, check_name, raw_values
-from config.presets import ROOT
+from config.presets import HOME
 from config.values import listed
 from eval.flowspec.published import PROFILES, PublishedCell, bandwidth_table, depth_table, known_reasons, main_table
 from eval.keys import SETS, Contender
@@ -216,7 +216,7 @@ def main(argv: Sequence[str]) -> int:
     subject, *typed_words = argv if argv and "=" not in argv[0] else ["table", *argv]
     check_name(subject, SUBJECTS, "table of the paper")
     points_of, show = SUBJECTS[subject]
-    results_folder = Path(raw_values(typed_words).get("results") or ROOT / "results" / "paper").expanduser().absolute()
+    results_folder = Path(raw_values(typed_words).get("results") or HOME / "results" / "paper").expanduser().absolute()
 
     workers, typed_words = workers_of(typed_words)
     exit_code = evaluate_points("paper", evaluations(points_of(), typed_words, results_folder), workers)

@@ -1,9 +1,11 @@
 """The keys of a plan: the cluster, the questions, and the possible choices; all others are those of a single run."""
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Iterator
 
+from cluster.board import COMMAND_VARIABLE
 from config.drafts import BEST_DRAFT
 from config.keys import keys_with, shared_key
 from config.methods import BEST_METHOD, METHODS
@@ -12,7 +14,7 @@ from config.profiles import is_file
 from config.values import NUMBER, Range, listed
 from eval.keys import ComparedDrafts, Contender, DataSetKeys, drafted
 
-COMMAND = "python3 -m scripts.plan"
+COMMAND = os.environ.get(COMMAND_VARIABLE, "python3 -m scripts.plan")
 PLAIN_METHOD = "ar"
 
 
