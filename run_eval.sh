@@ -9,4 +9,4 @@ make_env
 if [ "${1:-}" = paper ]; then
     exec "$PY" -m scripts.paper "${@:2}"
 fi
-exec "$PY" -m scripts.evaluate emulated "$@"
+FLOWSPEC_COMMAND="bash run_eval.sh" exec "$PY" -m flowspec eval "$@"

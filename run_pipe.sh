@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
 make_env
-exec "$PY" -m scripts.generate "$@"
+FLOWSPEC_COMMAND="bash run_pipe.sh" exec "$PY" -m flowspec run "$@"

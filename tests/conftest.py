@@ -66,6 +66,17 @@ def ranks_are_forked() -> None:
     processes.subprocess = SimpleNamespace(Popen=serving_ranks)
 
 
+@pytest.fixture(scope="module")
+def engines_are_forked() -> Iterator[None]:
+    """Those of pipelines that this process opens through the package flowspec."""
+    from flowspec import engine_process
+    from tests.forked import ForkedEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "subprocess", SimpleNamespace(Popen=ForkedEngine, DEVNULL=None))
+        yield
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with its head, and its splits."""

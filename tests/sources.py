@@ -14,7 +14,7 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "cluster": 3, "tp": 3,
           "sim": 4, "launch": 5, "eval": 6, "serve": 6,
           "eval/dsi": 7, "eval/flowspec": 7, "eval/load": 7, "eval/plan": 7, "eval/specinfer": 7, "train": 7,
           "toy/corpus": 6,
-          "scripts": 8, "toy": 8, "split_and_save_models": 8, "dsi": 8}
+          "flowspec": 8, "scripts": 8, "toy": 8, "split_and_save_models": 8, "dsi": 8}
 NOT_SOURCE = ("tests", "toy")  # folders that no user runs, with sums of their own
 COUNTED = {"NAME", "OP", "NUMBER", "STRING"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -78,7 +78,7 @@ def test_every_heading_that_the_documentation_links_to_exists(path):
         assert heading in map(anchor, re.findall(r"^#+ (.+)$", there, re.M)), f"{link}#{heading}"
 
 
-def test_the_readmes_program_runs_in_few_lines(capfd):
+def test_the_readmes_program_runs_in_few_lines(capfd, engines_are_forked):
     program, = blocks(ROOT / "README.md", "python")
     assert len(program.splitlines()) <= 15
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})

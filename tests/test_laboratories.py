@@ -10,7 +10,7 @@ import pytest
 from tests.sources import ROOT, Source, python_files, tracked
 from tests.test_layers import LABORATORIES, imports, programs
 
-STARTS = ("scripts.generate", "scripts.serve", "launch.run", "launch.receive", "launch.asynchronous",
+STARTS = ("scripts.generate", "scripts.serve", "launch.run", "launch.receive", "launch.piped",
           "cluster.processes", "split_and_save_models")  # what a user or a board starts, or a program imports
 GONE = ("eval", "train")
 HELP_OF_BOTH = """

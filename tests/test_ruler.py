@@ -391,7 +391,8 @@ def test_no_builtin_stands_for_a_function_that_does_nothing() -> None:
 
 
 def test_a_class_name_stands_once() -> None:
-    assert repeated_classes(measured_files()) == []
+    # the classes of flowspec/ have the names of those for which they stand in a user's program
+    assert repeated_classes([source for source in measured_files() if source.room != "flowspec"]) == []
 
 
 # --- each rule can fail -----------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
     assert clone.asked == [f"1 {clone.root}/requirements.txt"]
     assert "fastapi" not in Path(clone.asked[0][2:]).read_text()
     code, said = clone.start(command=["bash", "run_server.sh"])
-    assert (code, said) == (9, "the stand-in was asked -m scripts.serve")
+    assert (code, said) == (9, "the stand-in was asked -m flowspec serve")
     assert clone.asked[1:] == [f"1 {clone.root}/serve/requirements.txt"]
 
 
