@@ -170,8 +170,8 @@ class RunConfig(BoardKeys):
     quant_head: str = shared_key("auto", "weights of the LM head: auto (as a GGUF file has them), none, int8 or int4",
         Choices(("auto", "none", "int8", "int4")))
     quant_kv: str = shared_key(
-        "auto", "keys and values of the text: int16 or int8 with a scale for each head and token; none; auto: int16 in "
-        "native kernels", Choices(("auto", "none", "int16", "int8")))
+        "auto", "keys and values: none, or int16 or int8 with scales; auto: int16 if kernel=native",
+        Choices(("auto", "none", "int16", "int8")))
     kernel: str = shared_key(
         "auto", "of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here",
         Choices(("auto", "native", "torch")))

@@ -5,6 +5,7 @@ depend on the caller, the time or the number of calls: with one seed, every stra
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Sequence
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NO_TOKEN = -1  # for logits that are not finite
 NOISE, JUDGING, DRAWING = 0, 1, 2  # purposes of random streams
 
 
@@ -126,13 +126,22 @@ class Sampler:
             warped_TV = self.warped(logits_TV)
             noisy_TV = warped_TV + noise_TV.to(warped_TV.device)
 
-        best = noisy_TV.max(-1)  # three times as fast as argmax on a CPU
-        # `max` returns NaN if there is one, and minus infinity, which excludes a token, only if all tokens are excluded
-        is_broken_T = ~best.values.isfinite()
-        tokens: list[int] = best.indices.masked_fill(is_broken_T, NO_TOKEN).tolist()
-        if NO_TOKEN in tokens:
+        # the largest is NaN if there is one, and minus infinity, which excludes a token, only if all are excluded
+        tokens, largest = _largest(noisy_TV)
+        if not all(map(math.isfinite, largest)):
             raise damaged(logits_TV.dtype)
         return tokens
+
+
+def _largest(x_TV: Tensor) -> tuple[list[int], list[float]]:
+    """Return the first column of each row's largest number, and that number."""
+    if x_TV.is_cuda:
+        best = x_TV.max(-1)
+        return best.indices.tolist(), best.values.tolist()
+
+    rows = x_TV.to(torch.promote_types(torch.float32, x_TV.dtype)).numpy()
+    columns = rows.argmax(-1)  # 15 times as fast as torch's
+    return columns.tolist(), rows[range(len(rows)), columns].tolist()
 
 
 # --- log-probabilities of a text --------------------------------------------------------------------------------------

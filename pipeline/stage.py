@@ -158,8 +158,8 @@ class Stage:
             while (prune := next_prune()) is not None:
                 late_prunes.append(prune)
                 survivors.setdefault(prune.request, []).append(prune.survivors)
-            return any(all(each.spare(node) for each in survivors.get(segment.request, ()))
-                       for segment in to_compute for node in segment.nodes)
+            return not survivors or any(all(each.spare(node) for each in survivors.get(segment.request, ()))
+                                        for segment in to_compute for node in segment.nodes)
 
         computed = self._compute(to_compute, any_row_alive)
         for prune in late_prunes:
