@@ -188,6 +188,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
     for layer, window in enumerate(windows, first_layer):
         window_slots = 3 * (window + BLOCK_SLOTS + guess_slots) // 2
         num_slots = min(spec.slots, window_slots) if window else spec.slots
+
         memory = sizes.memory(layer)
         slot_bytes += num_slots * (memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes)
         if memory and memory.state_shape:

@@ -109,6 +109,7 @@ class TreeCache:
 
             self.slots.append(slots)
             self._slots_of_layer.update((layer, (slots, index)) for index, layer in enumerate(layers))
+
             if memory and memory.state_shape:
                 self.states.update((layer, States(memory, wide)) for layer in layers)
 

@@ -157,10 +157,10 @@ class LlamaConfig:
         with_positions = replace(
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
             windows=layer_windows, skips_rope=unturned(fields),
+            recurrent=kinds, num_taps=num_taps, delta=DeltaSizes.read(fields),
             local_theta=fields.get("rope_local_base_freq") or (0.0 if family.scales_windows else theta))
         return replace(
-            with_positions, recurrent=kinds, num_taps=num_taps, delta=DeltaSizes.read(fields),
-            family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
+            with_positions, family=replace(family, qkv_bias=qkv_bias), scales=Scales.read(fields, family),
             tied=bool(fields.get("tie_word_embeddings", family.tied)),
             experts=fields[family.experts[0]] if family.experts else 0,
             chosen=fields.get("num_experts_per_tok") or 0, renorms_experts=fields.get("norm_topk_prob", True),
@@ -551,6 +551,7 @@ class Experts(nn.Module):
             rows, choices = (expert_TC == number).nonzero(as_tuple=True)
             weighted_TD = self.experts[number](x_TD[rows]) * weight_TC[rows, choices, None]
             out_TD.index_add_(0, rows, weighted_TD)
+
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             gate_T1 = torch.sigmoid(for_sums(self.shared_expert_gate(x_TD))).to(x_TD.dtype)
             out_TD = out_TD + gate_T1 * self.shared_expert(x_TD)

@@ -91,6 +91,7 @@ def load_with_products(body: Slice, tensors: Recast, products: NativeProducts) -
     for block in list(body.modules()):
         if isinstance(block, DeltaNet):
             block.continue_state = products.continue_state
+
         fusible: Sequence[str] = getattr(block, "fusible", ())
         linears = [getattr(block, name) for name in fusible]
         if linears and len(set(map(type, linears))) == 1:

@@ -79,10 +79,12 @@ class Unfolded(Checkpoint):
             if is_quantized:
                 whole_view = self._unfolded_view(source_name, forms) or whole_view
             name = PACKED_WEIGHT.sub(".weight", name)
+
             delta_layer = DELTA_LAYER.search(name)
             if delta_layer:
                 views.update(_views_by_heads(sizes.delta, name, delta_layer[1], whole_view))
                 continue
+
             views.update(_views_of_parts(sizes, name, whole_view))
 
         for name, view in views.items() if sizes.family.neighbours else ():
