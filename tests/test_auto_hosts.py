@@ -355,6 +355,7 @@ def test_a_worker_comes_to_its_rank_0_by_what_is_announced_and_later_without(tmp
     try:
         assert next(join.calls(neighbours, keys, root_file)) == ((HERE, server.port), 3)
         assert "rank 0 at laptop (127.0.0.1) has other code than this machine (old, not" in capsys.readouterr().err
+        assert root_file.read_text() == f"{HERE}:{server.port}"
         assert next(join.calls(Quiet(HERE), keys, root_file)) == ((HERE, server.port), 3)
         with pytest.raises(OSError):
             knock((HERE, server.port), other_keys)
