@@ -30,7 +30,7 @@ from launch.words import resolve
 from tests.checkpoints import refused
 from tests.saved import wait_until
 
-HERE, CODE, OTHER = "127.0.0.1", "47-318205", "47-318206"
+HERE, OTHER_HERE, CODE, OTHER = "127.0.0.1", "127.0.0.2", "47-318205", "47-318206"
 FILES = {name: f"text of {name}\n" for name in KEY_FILES}
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl here")
 
@@ -191,15 +191,15 @@ def test_keys_of_another_cluster_are_left_alone(tmp_path):
 # --- announcements ----------------------------------------------------------------------------------------------------
 
 def test_what_is_announced_is_found_until_it_is_withdrawn():
-    with Neighbours(HERE) as here, Neighbours(HERE) as others:
+    with Neighbours(HERE) as here, Neighbours(OTHER_HERE) as others:
         here.announce("pi", 4001, BOARD, plate="11")
         others.announce("pi", 4002, BOARD, plate="\x1b[2J")
         others.announce("laptop", 4003, ROOT)
         assert wait_until(lambda: len(here.with_role(BOARD)) == 2 and here.with_role(ROOT), 20)
-        assert {(board.name, board.port, board.texts["plate"]) for board in here.with_role(BOARD)} == {
-            ("pi", 4001, "11"), ("pi", 4002, "\\x1b[2J")}
+        assert {(board.name, board.address, board.port, board.texts["plate"]) for board in here.with_role(BOARD)} == {
+            ("pi", HERE, 4001, "11"), ("pi", OTHER_HERE, 4002, "\\x1b[2J")}
         [root] = here.with_role(ROOT)
-        assert (str(root), root.other_code) == (f"laptop ({HERE})", "")
+        assert (str(root), root.other_code) == (f"laptop ({OTHER_HERE})", "")
         others.withdraw()
         assert wait_until(lambda: len(here.with_role(BOARD)) == 1 and not here.with_role(ROOT), 20)
 
