@@ -66,15 +66,17 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
     prefill_seconds = sum(answer.prefill_seconds for answer in answers)
     total_seconds = prefill_seconds + sum(answer.decode_seconds for answer in answers)
     accepted_lengths = [length for answer in answers for length in answer.accepted_lengths]
-    mean_length = sum(accepted_lengths) / max(len(accepted_lengths), 1)
+    settling_lengths = [length for length in accepted_lengths if length]
 
     rows = {
         "tokens": f"{num_tokens}",
         "seconds": f"{total_seconds:.2f}",
         "tokens/s": f"{num_tokens / max(total_seconds, 1e-9):.2f}",
         "time to first token": f"{prefill_seconds / len(answers):.3f} s",
-        "verifications": f"{len(accepted_lengths)}",
-        "mean accepted length": f"{mean_length:.2f} (tokens of a verification)"}
+        "verifications": f"{len(accepted_lengths)}"}
+    if settling_lengths:
+        mean_length = sum(settling_lengths) / len(settling_lengths)
+        rows["mean accepted length"] = f"{mean_length:.2f} (tokens of a verification that settled any)"
     if whole is not None:
         rows["tokens/s"] += " (of an answer)"
         rows["tokens/s of all"] = f"{num_tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"

@@ -12,7 +12,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline import gates
-from pipeline.answers import Request
+from pipeline.answers import Answer, Request
 from pipeline.gates import MAX_REST_TOKENS, MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
 from tests.json_files import save_json
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
@@ -233,3 +233,12 @@ def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tm
             assert shown == (answer.plain_tokens > 100) == (name != "ar")
     assert min(speeds.values()) >= 0.95 * speeds["ar"]
     assert list(plain_rates.values()) == pytest.approx([plain_rates["ar"]] * 3, rel=0.15)  # by each answer's own rounds
+
+
+@pytest.mark.parametrize("lengths, row", [([0, 2, 0, 1], "mean accepted length  1.50 "), ([1, 1], "length  1.00 ")])
+def test_the_mean_accepted_length_counts_verifications_that_settled_a_token(lengths, row):
+    assert row in table([Answer(prompt_tokens=1, token_ids=[5] * 4, accepted_lengths=lengths)])
+
+
+def test_without_a_verification_there_is_no_mean_accepted_length():
+    assert "mean accepted length" not in table([Answer(prompt_tokens=1, token_ids=[5])])

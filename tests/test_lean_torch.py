@@ -18,7 +18,7 @@ print(quantized.shape, float(library().dequantize_4bit(quantized, state).max()),
 
 def test_a_run_imports_neither_transformers_nor_rules_for_shapes():
     words = "toy prompt=Hi template=vicuna max_new_tokens=2".split()
-    done = run_program([sys.executable, "-X", "importtime", "-m", "scripts.generate", *words])
+    done = run_program(sys.executable, "-X", "importtime", "-m", "scripts.generate", *words)
     assert done.returncode == 0, done.stderr
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "tokenizers", "model.tokenizer"} <= names
@@ -27,5 +27,5 @@ def test_a_run_imports_neither_transformers_nor_rules_for_shapes():
 
 def test_rules_for_shapes_come_with_the_library_that_needs_them():
     pytest.importorskip("bitsandbytes")
-    done = run_program([sys.executable, "-c", QUANTIZED])
+    done = run_program(sys.executable, "-c", QUANTIZED)
     assert done.stdout == "False\ntorch.Size([32, 1]) 63.0 True\n", done.stderr
