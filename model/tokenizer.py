@@ -36,7 +36,7 @@ PRINTED_BYTES = (*range(ord("!"), ord("~") + 1), *range(0xa1, 0xad), *range(0xae
 HIDDEN_BYTES = sorted({*range(0x100)}.difference(PRINTED_BYTES))
 # bytes by the letters with which tokenizers of bytes write them (GPT-2)
 BYTE_OF_LETTER = {**{chr(byte): byte for byte in PRINTED_BYTES},
-                  **{chr(0x100 + place): byte for place, byte in enumerate(HIDDEN_BYTES)}}
+                  **{chr(0x100 + index): byte for index, byte in enumerate(HIDDEN_BYTES)}}
 
 
 class FileTokenizer:
@@ -102,7 +102,7 @@ class FileTokenizer:
 
     def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True, **unused_options: Any
                  ) -> dict[str, Any]:
-        """Return the ids of a text or of several, and the place of each token in characters."""
+        """Return the ids of a text or of several, and where each token lies in characters."""
         is_single = isinstance(texts, str)
         encodings = self.backend_tokenizer.encode_batch([texts] if is_single else list(texts),
                                                         add_special_tokens=add_special_tokens)
@@ -197,10 +197,10 @@ def _frame(backend_tokenizer: Any, settings: Settings, special_tokens: Mapping[s
 
 def _has_spaces_as_set(backend_tokenizer: Any, adds_space: bool) -> bool:
     """Return whether the tokenizer adds a space before a text exactly if the settings say so."""
-    step = backend_tokenizer.pre_tokenizer
-    if step is None:
+    pre_tokenizer = backend_tokenizer.pre_tokenizer
+    if pre_tokenizer is None:
         return True
-    adds: bool = json.loads(step.__getstate__()).get("add_prefix_space", adds_space)
+    adds: bool = json.loads(pre_tokenizer.__getstate__()).get("add_prefix_space", adds_space)
     return adds == adds_space
 
 
@@ -238,8 +238,8 @@ def _compiled(template: str) -> Callable[..., str]:
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return nodes.Scope(body, lineno=line)
+            marked_nodes = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.Scope(marked_nodes, lineno=line)
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

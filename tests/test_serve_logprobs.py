@@ -141,5 +141,5 @@ def test_the_bytes_of_tokens_together_are_those_of_a_text(tmp_path, kind):
     assert not all(spelled(token).whole for token in ids) and all(spelled(token).name.isprintable() or
                                                                   spelled(token).whole for token in ids)
     end = text.tokenizer.eos_token_id
-    assert spelled(end) == (text.tokenizer.eos_token, None)
+    assert spelled(end) == (text.tokenizer.special_tokens_map["eos_token"], None)
     assert spelled(len(text.tokenizer) + 3).data is None

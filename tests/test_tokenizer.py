@@ -15,7 +15,7 @@ TEXTS = [MIXED, "", " ", "   dog", "dog ", "a\r\n\tb", "I 'm here . Don 't !", "
 END = {"content": "<|eot_id|>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False,
        "special": True}
 MARKED = {"__type": "AddedToken", **END, "content": "<s>"}
-READ_HERE = [  # a kind of tokenizer.json, and settings
+READ_HERE = [  # a sort of tokenizer.json, and settings
     ("bytes", {}),
     ("bytes", {"pad_token": "<|eot_id|>", "additional_special_tokens": ["<|eot_id|>"]}),
     ("bytes", {"clean_up_tokenization_spaces": True, "add_bos_token": True, "add_eos_token": True}),
@@ -53,8 +53,8 @@ def folders(tmp_path_factory):
     return {"bytes": bytelevel(folder / "bytes"), "pieces": pieces}
 
 
-def copied(folders, kind, tmp_path, settings):
-    folder = shutil.copytree(folders[kind], tmp_path / "new")
+def copied(folders, source, tmp_path, settings):
+    folder = shutil.copytree(folders[source], tmp_path / "new")
     change_json(folder / "tokenizer_config.json", **settings)
     return folder
 
@@ -84,8 +84,8 @@ def assert_equal(ours, theirs):
         assert ours.convert_tokens_to_string(names) == theirs.convert_tokens_to_string(names)
 
     several = {"add_special_tokens": False, "return_offsets_mapping": True}
-    found, expected = ours(TEXTS, **several), theirs(TEXTS, **several)
-    assert found["input_ids"] == expected.input_ids and found["offset_mapping"] == expected.offset_mapping
+    our_encoding, expected = ours(TEXTS, **several), theirs(TEXTS, **several)
+    assert our_encoding["input_ids"] == expected.input_ids and our_encoding["offset_mapping"] == expected.offset_mapping
     assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
     assert set(ours.all_special_ids) == set(theirs.all_special_ids) and silent(ours) == silent(theirs)
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
@@ -94,9 +94,9 @@ def assert_equal(ours, theirs):
         number: str(token) for number, token in theirs.added_tokens_decoder.items()}
 
 
-@pytest.mark.parametrize("kind, settings", READ_HERE)
-def test_ids_and_texts_are_those_of_transformers(folders, tmp_path, kind, settings):
-    folder = copied(folders, kind, tmp_path, settings)
+@pytest.mark.parametrize("source, settings", READ_HERE)
+def test_ids_and_texts_are_those_of_transformers(folders, tmp_path, source, settings):
+    folder = copied(folders, source, tmp_path, settings)
     assert_equal(opened(folder), of_transformers(folder))
 
 
@@ -108,9 +108,9 @@ def test_an_older_form_names_its_tokens_in_a_file_of_their_own(folders, tmp_path
     assert opened(folder) is None
 
 
-@pytest.mark.parametrize("kind, settings", READ_BY_TRANSFORMERS)
-def test_what_transformers_may_read_otherwise_is_left_to_it(folders, tmp_path, kind, settings):
-    assert opened(copied(folders, kind, tmp_path, settings)) is None
+@pytest.mark.parametrize("source, settings", READ_BY_TRANSFORMERS)
+def test_what_transformers_may_read_otherwise_is_left_to_it(folders, tmp_path, source, settings):
+    assert opened(copied(folders, source, tmp_path, settings)) is None
 
 
 @pytest.mark.parametrize("name", ["added_tokens.json", "additional_chat_templates/a.jinja"])
