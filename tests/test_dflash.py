@@ -22,7 +22,7 @@ from tests.checkpoints import refused, save_checkpoint
 from tests.json_files import load_json, save_json
 from tests.saved import FORM, PROMPT, save_model
 from tests.test_heads import rms
-from tests.tiny import CONFIG, DEEP, pipeline, weights
+from tests.tiny import CONFIG, DEEP, pipeline, sharpened, weights
 
 IDS = PROMPT[:10]
 HEADS, SHARED, SIZE = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim
@@ -156,14 +156,12 @@ def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, wi
     for node, feature in zip(tree.trunk, features):
         tree.nodes[node].hidden = feature
     assert at_once(Mixture([draft]).grow(tree, Growth(nodes, 6, width)))
-    law = torch.log_softmax(draft._logits, -1)
     heap, best = [(0.0, ())], []
     while len(best) <= nodes:  # DDTree's heap, of paths instead of ranks
         loss, path = heapq.heappop(heap)
         best.append(path)
-        if len(path) < len(law):
-            for gain, token in zip(*(each.tolist()
-                                     for each in law[len(path)].topk(width))):
+        if len(path) < len(draft._logits):
+            for token, gain in sharpened(draft._logits[len(path)], width):
                 heapq.heappush(heap, (loss - gain, (*path, token)))
     found = {}
     for node in sorted(tree.live):

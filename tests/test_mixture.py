@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from config.run_config import Growth
 from model.cache import TreeCache
 from model.drafts import mixture
-from model.drafts.mixture import MIN_PROBABILITY, PRIOR_SHARPNESS, Mixture
+from model.drafts.mixture import PRIOR_SHARPNESS, Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.drafts.suffix import Suffix
 from model.sample import Sampler, gumbel
 from model.tree import TokenTree, verify
-from tests.tiny import digits
+from tests.tiny import digits, sharpened
 
 VOCAB = 7
 PROMPT = [3, 1, 4]
@@ -113,10 +113,7 @@ def best(table, text, limit, growth):
         loss, above = heapq.heappop(open_paths)
         found.add(above)
         if len(above) < limit:
-            likeliest = torch.softmax(table.after(list(above)), -1).topk(growth.width)
-            other = (1 - likeliest.values.sum(0, keepdim=True)).clamp(min=MIN_PROBABILITY)
-            chance = torch.cat([likeliest.values, other]).log().mul(PRIOR_SHARPNESS).log_softmax(-1)
-            for token, score in zip(likeliest.indices.tolist(), chance.tolist()):
+            for token, score in sharpened(table.after(list(above)), growth.width):
                 if loss - score <= -growth.least_score:
                     heapq.heappush(open_paths, (loss - score, (*above, token)))
     return found - {tuple(text)}

@@ -25,7 +25,7 @@ from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
 from model.drafts.heads import Eagle3Head, EagleHead
-from model.drafts.mixture import Mixture
+from model.drafts.mixture import MIN_PROBABILITY, PRIOR_SHARPNESS, Mixture
 from model.drafts.network import ModelDraft, Network
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
@@ -340,3 +340,11 @@ def write(decoder: Decoder, prompt: list[int], new: int, sampler: Sampler = Samp
     answer, stream = decoder.stream(Request(prompt, sampler, new))
     tokens_of(stream)
     return answer.token_ids
+
+
+def sharpened(logits_V: Tensor, width: int) -> list[tuple[int, float]]:
+    """Return the likeliest tokens with their log-probabilities, as a mixture of one source has them at first."""
+    likeliest = torch.softmax(logits_V, -1).topk(width)
+    other = (1 - likeliest.values.sum(0, keepdim=True)).clamp(min=MIN_PROBABILITY)
+    scores = torch.cat([likeliest.values, other]).log().mul(PRIOR_SHARPNESS).log_softmax(-1)
+    return list(zip(likeliest.indices.tolist(), scores.tolist()))
