@@ -17,7 +17,10 @@ import numpy as np
 DATA = Path(__file__).parent / "data"
 NUM_MODELS, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 5, 40, 30
 LEAST_GAP = 0.01  # between the two largest logits of each token of a text, so that last bits do not matter
-TOLERANCE = 4e-3  # of a log-probability: both sum in float32, in other orders; a step left out changes some by > 0.1
+TOLERANCE = 1e-4  # of a log-probability: both sum in float32, in other orders
+# the random weights of these models enlarge the last bits: of 69 tokens one differs by 1e-3, theirs in float32 from
+# theirs in float64 by as much
+TOLERANCES = {"qwen3_next": 4e-3, "qwen3_5": 4e-3, "qwen3_5_moe": 4e-3}
 SIZES = {
     "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -137,7 +140,7 @@ def problem_of(name: str) -> str:
         text, logprobs, _ = _continued(theirs.loaded(stored["seed"]), stored["prompt"])
         if text != stored["text"]:
             return f"another text of seed {stored['seed']}"
-        if np.abs(np.subtract(logprobs, stored["logprobs"])).max() > TOLERANCE:
+        if np.abs(np.subtract(logprobs, stored["logprobs"])).max() > TOLERANCES.get(name, TOLERANCE):
             return f"other log-probabilities of seed {stored['seed']}"
     return ""
 

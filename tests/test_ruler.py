@@ -34,62 +34,80 @@ class Room(NamedTuple):
 # A room's count lies between LEAST_SHARE and all of its ceiling. A room that shrinks lowers its `start`. One that grows
 # adds a raise, whose reason says what a user can do now: ROOMS["sim"] = Room(7_700, [(250, "a wire may lose ...")]).
 SOURCE_ROOMS = {
+    "flowspec": Room(0, [
+        (3_489, "one install brings a command and a pipeline for any program, beside its own packages")]),
     "config": Room(23_334, [
         (926, "a model loads whose config has fields that its class ignores; one that versions read otherwise "
               "is named"),
-        (738, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses")]),
+        (738, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses"),
+        (1_436, "this year's families load, and pairing codes and the folder of models can be given")]),
     "model": Room(61_414, [
-        (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network")]),
+        (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network"),
+        (6_926, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
-        (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet")]),
+        (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
+        (18, "rows are shared by the measured round trip, and only live rows are asked for")]),
     "cluster": Room(20_414, [
-        (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns")]),
+        (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
+        (2_505, "boards are found in the network, and a code brings their keys")]),
     "tp": Room(5_856),
     "sim": Room(7_517, [
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time")]),
     "launch": Room(40_277, [
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
         (1_675, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
-                "recommends; a transfer to boards is seen")]),
+                "recommends; a transfer to boards is seen"),
+        (6_119, "rank 0 measures boards that it found and shares out a model; a program asks a pipeline in another "
+                "process")]),
     "eval": Room(37_625, [
-        (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables")]),
+        (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables"),
+        (55, "a short contest still answers as many questions as run at once")]),
     "serve": Room(20_464, [
-        (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools")]),
+        (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools"),
+        (19, "help names the command that was typed, whatever folder it runs in")]),
     "dsi": Room(0, [
         (47, "python -m dsi is typed as the published README prints it")]),
     "eval/dsi": Room(11_988, [
         (214, "the published simulator's words are read, as type=heatmap heatmap.ndim=20")]),
     "eval/flowspec": Room(2_092),
     "eval/load": Room(2_603),
-    "eval/plan": Room(3_486),
+    "eval/plan": Room(2_922),
     "eval/specinfer": Room(3_659, [
         (11, "SpecInfer's option for the requests of a batch is read")]),
     "train": Room(17_670),
     "scripts": Room(4_367, [
         (3_635, "a contributor sees for any file which of its steps no test would miss"),
-        (89, "help and mistakes of run_pipe.sh are read before torch is imported")]),
+        (89, "help and mistakes of run_pipe.sh are read before torch is imported"),
+        (53, "commands import less of torch, and their help names what was typed")]),
     "split_and_save_models": Room(597, [
-        (16, "a preset's head goes into a split without being named")]),
+        (16, "a preset's head goes into a split without being named"),
+        (25, "help names the command that was typed at the start")]),
 }
 OTHER_ROOMS = {
     "tests": Room(274_317, [
         (40_520, "a wrong value in a layer, kernel, rule or format fails a test that transformers, numpy or "
                  "gguf judges"),
-        (11_228, "boards, wires, windows, edits, pasted questions and sampling out of files are tested")]),
+        (11_228, "boards, wires, windows, edits, pasted questions and sampling out of files are tested"),
+        (16_654, "this year's families, found boards, the package, tokenizers and cached codes are judged by "
+                 "others' values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
     "C": Room(13_364, [
-        (70, "threads, locks and memory of the kernels are counted, so that none is lost")]),
+        (70, "threads, locks and memory of the kernels are counted, so that none is lost"),
+        (939, "states of delta nets are computed in C, and a long conversation takes half the memory")]),
     "shell": Room(6_735, [
-        (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh")]),
+        (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh"),
+        (381, "a worker needs no argument, downloads are seen, and a newer transformers can be compared")]),
     "page": Room(24_957, [  # of the server's chat and of the timeline, without the libraries in serve/vendor
         (52, "the page shows the thoughts of a model apart from its answer"),
-        (438, "each tab of the page has a conversation of its own, and none is lost")]),
+        (438, "each tab of the page has a conversation of its own, and none is lost"),
+        (50, "parts of the page lie in its landmarks, and a toy is called a toy")]),
     "docs": Room(40_350, [  # words, not tokens
         (1_480, "a reader finds the fields, call formats and limits of each family and of the server"),
-        (3_930, "a reader finds where chains and trees win, other systems, edits, and every cluster's table")]),
+        (3_930, "a reader finds where chains and trees win, other systems, edits, and every cluster's table"),
+        (1_599, "a reader finds found boards, the package, recurrent layers and the newest tables")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
