@@ -31,7 +31,7 @@ from typing import Any, Iterator, Mapping, MutableMapping, NoReturn, Sequence
 
 from cluster.folder import RENDEZVOUS, Folder, private_folder
 from cluster.heartbeat import report_loss, reported_loss
-from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, die, interrupt, say
+from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, ROOT, die, interrupt, say
 from config.failure import CUT_FILE, FILES, SPACE, explain, limit_remedy
 
 HUNG_KEY = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
@@ -43,7 +43,7 @@ POLL_SECONDS = 0.05  # seconds between two checks of which ranks have ended
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # signals that ask a command to end
 OPEN_FILES = 64, 8  # that a rank may hold: its own, and for each rank of the run
 # Starts a module, as -m does. Python 3.10 does not know PYTHONSAFEPATH: it would search a user's own folder first.
-START = ("import runpy, sys; sys.path[:] = filter(None, sys.path); "
+START = (f"import runpy, sys; sys.path[:] = [{str(ROOT)!r}, *filter(None, sys.path)]; "
          "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
 END_ORDER = b"end"  # the order to the server to kill all ranks and end
 MAX_REPORT_BYTES = 64

@@ -193,8 +193,8 @@ class RunConfig(BoardKeys):
     master: str = local_key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
         forms.MASTER)
     hosts: str = local_key(
-        "", "auto: boards of this network where run_worker.sh runs; or FILE with a line for the board of each rank; "
-        "empty: all ranks are here", names_file=lambda value: value != AUTO_HOSTS)
+        "", "auto: boards that run run_worker.sh; FILE: a line for each rank's board; empty: all here",
+        names_file=lambda value: value != AUTO_HOSTS)
     codes: str = local_key("", "with hosts=auto: pairing codes of new boards; empty: ask", forms.CODES)
     keys: str = local_key("", "folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists",
         names_file=True)

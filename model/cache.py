@@ -294,8 +294,8 @@ class TreeCache:
         first_row = len(self._tail) - self._num_rows
         for row_index in range(num_leading, self._num_rows):
             state = self._state_before(first_row + row_index, states, inputs)
-            step = [x[row_index:row_index + 1] for x in steps]
-            outs.append(recurrence.advance(step, state))
+            row_inputs = [x[row_index:row_index + 1] for x in steps]
+            outs.append(recurrence.advance(row_inputs, state))
             states.keep(self._tail[first_row + row_index], state)
         return torch.cat(outs)
 

@@ -143,16 +143,16 @@ class LlamaConfig:
         # layers that read few positions
         kinds = recurrent(fields)
         num_taps = fields.get("conv_L_cache") or fields.get("linear_conv_kernel_dim") or 0
-        layer_windows = tuple(num_taps if kind else 0 for kind in kinds) or windows(fields, family)
+        layer_windows = tuple(num_taps if kind_name else 0 for kind_name in kinds) or windows(fields, family)
 
         # biases
         qkv_bias = bool(fields["attention_bias"]) if "attention_bias" in family.reads else family.qkv_bias
 
-        intermediate_name = family.experts[1] if family.experts else "intermediate_size"
         sizes = LlamaConfig(
             hidden=hidden, layers=fields["num_hidden_layers"], heads=heads,
             kv_heads=fields.get("num_key_value_heads") or heads, head_dim=fields.get("head_dim") or hidden // heads,
-            intermediate=fields[intermediate_name], vocab=fields["vocab_size"], context=context,
+            intermediate=fields[family.experts[1] if family.experts else "intermediate_size"],
+            vocab=fields["vocab_size"], context=context,
             eps=fields["rms_norm_eps"], theta=theta)
         with_positions = replace(
             sizes, rope=rope, scaling=scaling, rotated_share=fields.get("partial_rotary_factor") or 1.0,
@@ -186,7 +186,7 @@ class LlamaConfig:
         """Return the positions that a layer reads, by attention or by a convolution; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def kind(self, layer: int) -> str:
+    def layer_kind(self, layer: int) -> str:
         """Return the kind of recurrent layer that a layer is; empty for attention."""
         return self.recurrent[layer % len(self.recurrent)] if self.recurrent else ""
 
@@ -196,8 +196,8 @@ class LlamaConfig:
 
     def memory(self, layer: int) -> MemoryForm | None:
         """Return what a recurrent layer keeps; None for attention."""
-        if self.kind(layer) != DELTA_NET:
-            return MemoryForm(self.hidden) if self.kind(layer) else None
+        if self.layer_kind(layer) != DELTA_NET:
+            return MemoryForm(self.hidden) if self.layer_kind(layer) else None
 
         num_heads, sizes = self.delta.value_heads, self.delta
         state_shape = num_heads, sizes.key_dim, sizes.value_dim
@@ -592,8 +592,8 @@ class Layer(nn.Module):
         self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
 
         self.mixer_name = "self_attn"
-        if c.kind(number):
-            self.mixer_name, mixer_class = MIXERS[c.kind(number)]
+        if c.layer_kind(number):
+            self.mixer_name, mixer_class = MIXERS[c.layer_kind(number)]
             setattr(self, self.mixer_name, mixer_class(c))
         else:
             self.self_attn = Attention(c, number)

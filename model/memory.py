@@ -68,14 +68,14 @@ class Inputs(NamedTuple):
 class States:
     """The states of one layer for one request, of the type of `like`: after its text, and after the newest guesses."""
 
-    def __init__(self, form: MemoryForm, like: Tensor) -> None:
-        self.form, self.like, self.max_states = form, like, MAX_STATES
+    def __init__(self, memory_form: MemoryForm, like: Tensor) -> None:
+        self.memory_form, self.like, self.max_states = memory_form, like, MAX_STATES
         self.clear()
 
     def clear(self) -> None:
         """Return to the beginning of a text."""
         self.length = 0  # tokens of the text that `text` follows; later ones may have settled
-        self.text = self.like.new_zeros(self.form.state_shape)
+        self.text = self.like.new_zeros(self.memory_form.state_shape)
         self._after: dict[int, Tensor] = {}  # by node, the least recently used first
 
     def after(self, node: int) -> Tensor | None:

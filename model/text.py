@@ -140,6 +140,10 @@ def check_template_links(folder: Path) -> None:
                              "delete the link")
 
 
+def _in_own_template(tokenizer: Any, messages: Sequence[MessageDict], variables: Mapping[str, Any]) -> str:
+    return written(tokenizer.chat_template, tokenizer.special_tokens_map, messages, variables)
+
+
 class TemplateError(ValueError):
     """A failure of a tokenizer's own template; `why` is the template's message."""
 
@@ -219,7 +223,7 @@ class Text:
             self.tokenizer.chat_template = self._template_beside()
         if isinstance(self.tokenizer.chat_template, str):
             self.tokenizer.chat_template = self.tokenizer.chat_template.lstrip(BYTE_ORDER_MARK)
-        self._sandbox = Sandbox(partial(written, self.tokenizer.chat_template, self.tokenizer.special_tokens_map))
+        self._sandbox = Sandbox(partial(_in_own_template, self.tokenizer))
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
 
         config_names = ("generation_config.json", "config.json")

@@ -231,7 +231,7 @@ def _compiled(template: str) -> Callable[..., str]:
     from jinja2 import TemplateError, ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(ext.Extension):
+    class GenerationBlock(ext.Extension):
         """{% generation %}, which marks an answer for training."""
 
         tags = {"generation"}
@@ -252,7 +252,7 @@ def _compiled(template: str) -> Callable[..., str]:
         return datetime.now().strftime(pattern)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
     return environment.from_string(template).render

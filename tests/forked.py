@@ -169,8 +169,8 @@ class Forked:
         self._process.start()
         self.pid, self.kill = self._process.pid, self._process.kill
 
-    def wait(self) -> int | None:
-        self._process.join()
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
         return self._process.exitcode
 
     def poll(self) -> int | None:

@@ -115,6 +115,7 @@ static int checked_broadcast(pthread_cond_t *condition) {
 #define pthread_cond_signal checked_signal
 #define pthread_cond_broadcast checked_broadcast
 
+#include "delta.c"
 #include "pool.c"
 #include "slice.c"
 

@@ -91,7 +91,7 @@ class Theirs:
             save_file(tensors_of({"shapes": self.shapes}, seed), f"{folder}/model.safetensors", {"format": "pt"})
             model, report = self.model_class.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-        wrong_names = {kind: names for kind, names in report.items() if names}
+        wrong_names = {problem: names for problem, names in report.items() if names}
         assert not wrong_names, wrong_names
         return model.eval()
 

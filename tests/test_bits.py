@@ -40,7 +40,7 @@ class Model:
         fuse(self.body)
         pack(self.body)
         pack(self.head)
-        self.cache = sizes.cache(2, 128, torch.empty(0, dtype=dtype), sizes.windows, small)
+        self.cache = sizes.cache(2, 128, torch.empty(0, dtype=dtype), sizes.windows, torch.int8 if small else None)
 
     def read(self, rows, text):
         """Read rows of node, parent, position and token, of which the first `text` are settled."""

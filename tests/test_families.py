@@ -337,9 +337,9 @@ def as_qwen3_5(folder):
 @pytest.mark.parametrize("has_experts", [False, True])
 @torch.no_grad()
 def test_a_qwen3_5_is_a_qwen3_next_with_other_names(tmp_path, monkeypatch, has_experts):
-    kind, fields = MODELS["qwen3 next"]
+    class_name, fields = MODELS["qwen3 next"]
     dense_layers = [] if has_experts else [0, 1, 2, 3]
-    monkeypatch.setitem(MODELS, "qwen3 next", (kind, {**fields, "mlp_only_layers": dense_layers}))
+    monkeypatch.setitem(MODELS, "qwen3 next", (class_name, {**fields, "mlp_only_layers": dense_layers}))
     model = random_model(*MODELS["qwen3 next"])
     model.save_pretrained(tmp_path)
     config = load_json(tmp_path / "config.json")

@@ -26,7 +26,8 @@ def test_a_model_is_compared_with_transformers(factor, tmp_path, monkeypatch, ca
     monkeypatch.setattr(fidelity, "logits_of", lambda *args: factor * own_logits(*args))
     assert fidelity.fidelity([str(path), "--positions", "300"]) == 0
     printed = capsys.readouterr().out
-    assert "model.gguf, 300 positions: 100.00 % keep the likeliest token" in printed
+    share = float(printed.split("model.gguf, 300 positions: ")[1].split(" % keep the likeliest token")[0])
+    assert share > 99, "random weights may leave two tokens equally likely"
     mean_divergence = float(printed.split("mean KL divergence from float32 ")[1].split()[0])
     assert mean_divergence < 1e-6 if factor == 1 else mean_divergence > 1e-3
 

@@ -148,7 +148,8 @@ def test_an_answer_that_is_running_shows_its_tree_and_figures_and_keeps_them_to_
 
     stream = far_pipeline.stream("the first question", **LONG)
     next(stream)
-    assert stream.tree.tip == stream.tree.trunk[-1] and stream.answer.finish_reason == ""
+    shown_tree = stream.tree
+    assert shown_tree.tip == shown_tree.trunk[-1] and stream.answer.finish_reason == ""
     stream.close()
     assert list(stream) == [] and stream.ready
     count = stream.answer.new_tokens

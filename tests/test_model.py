@@ -268,7 +268,8 @@ def test_a_model_is_opened_in_c_where_that_is_possible(source, reference, monkey
     assert isinstance(model, NativeWhole)
     cache = model.cache(50)
     out = model.body(torch.tensor(TEXT), admit_text(cache, len(TEXT)), cache)
-    torch.testing.assert_close(model.lm_head(out), reference.logits[0].float(), atol=1e-3, rtol=1e-3)
+    # keys and values in 16 bits
+    torch.testing.assert_close(model.lm_head(out), reference.logits[0].float(), atol=3e-3, rtol=1e-3)
 
     assert isinstance(open_whole(source, torch.float64, torch.device("meta")), Whole)
     monkeypatch.setattr(whole, "has_library", lambda: False)

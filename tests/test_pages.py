@@ -83,6 +83,8 @@ def typed(tmp_path_factory):
                     patch.setattr(module, name, replaced[value])
         patch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
         patch.setattr(subprocess, "run", reading(lambda words, **_: None if words[0] == "git" else words[1:]))
+        started = reading(lambda program, words, _: ["-m", *words[3:]] if program != "bash" else None)
+        patch.setattr("os.execvpe", started)
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr("launch.hub.fetch", lambda *_, **__: ROOT / "toy" / "llama")  # without a network
         patch.setattr("tempfile.tempdir", str(clone))

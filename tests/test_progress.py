@@ -58,5 +58,6 @@ def test_a_message_disturbs_no_log():
 
 
 def test_all_progress_is_shown_in_this_way():
-    importing = [source.path for source in measured_files() if "import tqdm" in source.text]
-    assert importing == ["launch/progress.py"]
+    importing = {source.path for source in measured_files() if "import tqdm" in source.text}
+    # the package flowspec shows what its engine says, and imports nothing of the project
+    assert importing == {"launch/progress.py", "flowspec/pipeline.py"}

@@ -231,9 +231,9 @@ Successfully installed torch-2.13.0 numpy-2.2.0
 
 def test_large_downloads_are_shown_while_packages_are_installed(clone):
     (clone.top / "shows").write_text(DOWNLOADS)
-    _, said, code = end(clone.begin())
+    _, messages, code = end(clone.begin())
     assert code == 0
-    assert said.splitlines()[-4:] == [
+    assert messages.splitlines()[-4:] == [
         "flowspec: installing requirements.txt ...", "flowspec:   torch (189.3 MB)", "flowspec:   numpy (16.4 MB)",
         "flowspec:   unpacking them ..."]
 

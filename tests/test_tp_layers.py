@@ -16,7 +16,7 @@ from tp.group import Table, ThreadGroup
 from tp.layers import ShardedSlice, empty_slice
 from tp.shares import ranges, shares
 
-SHARDED = [name for name, family in FAMILIES.items() if not family.wide_norms]
+SHARDED = [name for name, family in FAMILIES.items() if not (family.wide_norms or family.output_gate)]
 COMMS: dict[str, Callable[[Any], Any]] = {
     "tp": lambda group: Comm(group, CONFIG.hidden),
     "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}

@@ -79,16 +79,16 @@ class NativeLinear(nn.Module):
         return out_TN
 
 
-def load_with_products(body: Slice, tensors: Recast, products: NativeProducts) -> None:
+def load_with_products(layers: Slice, tensors: Recast, products: NativeProducts) -> None:
     """Fill layers on the meta device that torch computes, but for their linear layers, whose weights may be in blocks,
     and the states of delta nets."""
     if EMBEDDING in tensors:
-        form = tensors.forms[EMBEDDING]
-        body.embed_tokens = StoredEmbedding(form, torch.float32)  # type: ignore[assignment]
-    hollow_blocks(body, tensors)
-    fill(body, tensors, torch.float32, "cpu")
+        embedding_form = tensors.forms[EMBEDDING]
+        layers.embed_tokens = StoredEmbedding(embedding_form, torch.float32)  # type: ignore[assignment]
+    hollow_blocks(layers, tensors)
+    fill(layers, tensors, torch.float32, "cpu")
 
-    for block in list(body.modules()):
+    for block in list(layers.modules()):
         if isinstance(block, DeltaNet):
             block.continue_state = products.continue_state
 

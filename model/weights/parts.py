@@ -157,11 +157,11 @@ def tensor_shapes(sizes: LlamaConfig) -> Iterator[tuple[str, TensorShape]]:
 
     shapes_of_kinds: dict[tuple[str, bool], list[tuple[str, TensorShape]]] = {}
     for layer in range(sizes.layers):
-        kind = sizes.kind(layer), sizes.has_experts(layer)
-        if kind not in shapes_of_kinds:
+        layer_shape = sizes.layer_kind(layer), sizes.has_experts(layer)
+        if layer_shape not in shapes_of_kinds:
             parameters = Layer(sizes, number=layer).named_parameters()
-            shapes_of_kinds[kind] = [(name, tuple(parameter.shape)) for name, parameter in parameters]
-        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in shapes_of_kinds[kind])
+            shapes_of_kinds[layer_shape] = [(name, tuple(parameter.shape)) for name, parameter in parameters]
+        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in shapes_of_kinds[layer_shape])
 
 
 def check_shapes(source: Checkpoint, names: Mapping[str, str], expected_shapes: Iterable[tuple[str, TensorShape]],

@@ -177,11 +177,11 @@ def _views_by_heads(sizes: DeltaSizes, name: str, layer_name: str, whole_view: V
     all_rows = torch.arange(sizes.key_heads * sum(rows_of_head)).view(-1, sum(rows_of_head))
     rows_by_letter = dict(zip(rows_of_parts, all_rows.split(rows_of_head, 1)))
 
-    for part in parts:
-        rows = torch.cat([rows_by_letter[letter].flatten() for letter in part])
-        form = TensorForm(whole_view.form.dtype, (len(rows), *whole_view.form.shape[1:]))
-        part_name = name.replace(f"in_proj_{layer_name}", f"in_proj_{part}")
-        yield part_name, View(form, whole_view.source_names, _picked(whole_view.convert, rows))
+    for letters in parts:
+        rows = torch.cat([rows_by_letter[letter].flatten() for letter in letters])
+        part_form = TensorForm(whole_view.form.dtype, (len(rows), *whole_view.form.shape[1:]))
+        part_name = name.replace(f"in_proj_{layer_name}", f"in_proj_{letters}")
+        yield part_name, View(part_form, whole_view.source_names, _picked(whole_view.convert, rows))
 
 
 def _picked(convert: Conversion, rows: Tensor) -> Conversion:
