@@ -139,11 +139,13 @@ def site_of(shape: ModelShape, boards: Sequence[Measured]) -> Profile:
     """Return measured boards as a planner sees them, for segments of a row; two boards are as far apart as usual."""
     fastest_ms = min(board.layer_ms for board in boards)
     latency, mbps = median(board.latency for board in boards), median(board.mbps for board in boards)
+    factors = tuple(board.layer_ms / fastest_ms for board in boards)
+    links = tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1))
+
     row_bytes = shape.sizes.hidden * shape.like.element_size()
     return Profile("", shape.sizes.layers, row_bytes, model=fastest_ms * shape.sizes.layers, row=0.0, free=1, token=0.0,
                    level=0.0, verdict=0.0, latency=latency, mbps=mbps, step=latency,
-                   factors=tuple(board.layer_ms / fastest_ms for board in boards),
-                   links=tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1)))
+                   factors=factors, links=links)
 
 
 def table(split: Split, measured_boards: Sequence[Measured]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from config.run_config import is_template_file
 from config.schema.untrusted import BYTE_ORDER_MARK, WHOLE_FOLDER, Name, one_line, read_bytes, read_json, reason
 from model.markup import HARMONY, HARMONY_END, AnswerPart, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
-from model.tokenizer import BYTE_OF_LETTER, TEMPLATE_FILE, file_tokenizer, written
+from model.tokenizer import BYTE_OF_LETTER, TEMPLATE_FILE, file_tokenizer, rendered
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -141,7 +141,7 @@ def check_template_links(folder: Path) -> None:
 
 
 def _in_own_template(tokenizer: Any, messages: Sequence[MessageDict], variables: Mapping[str, Any]) -> str:
-    return written(tokenizer.chat_template, tokenizer.special_tokens_map, messages, variables)
+    return rendered(tokenizer.chat_template, tokenizer.special_tokens_map, messages, variables)
 
 
 class TemplateError(ValueError):
@@ -244,7 +244,7 @@ class Text:
     def _open(self) -> Any:
         try:
             with _without_marks(self.folder) as folder:
-                tokenizer = call_tokenizer(file_tokenizer, folder, self._settings) or self._of_transformers(folder)
+                tokenizer = call_tokenizer(file_tokenizer, folder, self._settings) or self._read_by_transformers(folder)
             _check_growth(tokenizer)
             _end_training(tokenizer)
             return tokenizer
@@ -260,7 +260,7 @@ class Text:
             raise ValueError(f"the tokenizer in {self.folder} cannot be read ({shown(error)}); copy it again from the "
                              f"model, or give token ids with prompt_ids=") from error
 
-    def _of_transformers(self, folder: Path) -> Any:
+    def _read_by_transformers(self, folder: Path) -> Any:
         class_name = self._settings.get("tokenizer_config.json", {}).get("tokenizer_class")
         tokenizer_class = _of_transformers(FAST_CLASS if class_name == FAST_CLASS else "AutoTokenizer")
         tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(folder), local_files_only=True,

@@ -211,7 +211,7 @@ def _template(setting: Any) -> Any:
 
 # --- chat templates ---------------------------------------------------------------------------------------------------
 
-def written(template: Any, special_tokens: Settings, messages: Sequence[Settings], variables: Settings) -> str:
+def rendered(template: Any, special_tokens: Settings, messages: Sequence[Settings], variables: Settings) -> str:
     """Return messages in a template, or in that of several which fits; `variables` replace the special tokens' names.
 
     Raises what the template raises.

@@ -58,7 +58,7 @@ SOURCE_ROOMS = {
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
         (1_675, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
                 "recommends; a transfer to boards is seen"),
-        (6_119, "rank 0 measures boards that it found and shares out a model; a program asks a pipeline in another "
+        (6_125, "rank 0 measures boards that it found and shares out a model; a program asks a pipeline in another "
                 "process")]),
     "eval": Room(37_625, [
         (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables"),

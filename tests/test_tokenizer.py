@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from model.text import SETTINGS, Stream, Text, silent
-from model.tokenizer import BYTE_OF_LETTER, file_tokenizer, written
+from model.tokenizer import BYTE_OF_LETTER, file_tokenizer, rendered
 from tests.json_files import change_json, load_json, save_json
 from tests.test_text import MIXED, bytelevel, sentencepiece
 
@@ -159,12 +159,12 @@ def test_a_template_writes_what_transformers_writes(folders, template, variables
     theirs = of_transformers(folders["bytes"])
     theirs.chat_template = template
     expected = theirs.apply_chat_template(TALK, **{"tokenize": False, "add_generation_prompt": True, **variables})
-    assert written(template, theirs.special_tokens_map, TALK, variables) == expected
+    assert rendered(template, theirs.special_tokens_map, TALK, variables) == expected
 
 
 def test_of_several_templates_one_must_be_the_default():
     with pytest.raises(ValueError, match="none is named default: rag, tool_use"):
-        written({"tool_use": "t", "rag": "r"}, {}, TALK, {})
+        rendered({"tool_use": "t", "rag": "r"}, {}, TALK, {})
 
 
 def test_letters_of_bytes_are_those_of_gpt2():
