@@ -183,55 +183,55 @@ def with_bare_question(argv: Sequence[str]) -> list[str]:
 
 
 @overload
-def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: None = None) -> RunConfig: ...
+def parse(argv: Sequence[str], command: str = RUN_PIPE, keys_class: None = None) -> RunConfig: ...
 
 
 @overload
-def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> Keys: ...
+def parse(argv: Sequence[str], command: str = RUN_PIPE, *, keys_class: type[Keys]) -> Keys: ...
 
 
-def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
-    """Parse the words of a command over its preset and the defaults; `kind` is the class of a command's own keys."""
+def parse(argv: Sequence[str], command: str = RUN_PIPE, keys_class: type[Any] | None = None) -> Any:
+    """Parse the words of a command over its preset and the defaults; `keys_class` is that of a command's own keys."""
     if any(word in HELP for word in argv):
-        print(help_text(command, kind, shows_all="all" in argv))
+        print(help_text(command, keys_class, shows_all="all" in argv))
         raise SystemExit(0)
 
     # words
     argv = in_full(argv)
-    keys = {option.name: option for option in all_options(kind)}
+    keys = {option.name: option for option in all_options(keys_class)}
     has_preset = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if has_preset else PRESETS[DEFAULT_PRESET]
     typed_values = _parsed(argv[1:] if has_preset else argv, keys)
 
     # configuration
     merged_values = {**_preset_values(preset, typed_values), **typed_values}
-    if kind is None:
+    if keys_class is None:
         config, draft_names = RunConfig(**merged_values), ()
     else:
-        _check_refused(kind, typed_values, keys)
-        config = kind.of(**merged_values)
+        _check_refused(keys_class, typed_values, keys)
+        config = keys_class.of(**merged_values)
         draft_names = config.asked_drafts
     _check_drafts(config.run, config.known_methods, draft_names, typed_values)
     return config
 
 
-def all_options(kind: type[CommandKeys] | None) -> list[Option]:
+def all_options(keys_class: type[CommandKeys] | None) -> list[Option]:
     """Return every key of a command: its own, and those of a run with the command's defaults."""
-    if kind is None:
+    if keys_class is None:
         return [*options(RunConfig)]
-    command_options = [*options(kind)]
+    command_options = [*options(keys_class)]
     for option in options(RunConfig):
-        default = kind.DEFAULTS.get(option.name, option.default)
+        default = keys_class.DEFAULTS.get(option.name, option.default)
         command_options.append(option._replace(default=default))
     return command_options
 
 
-def _check_refused(kind: type[CommandKeys], typed_values: Values, keys: Mapping[str, Option]) -> None:
+def _check_refused(keys_class: type[CommandKeys], typed_values: Values, keys: Mapping[str, Option]) -> None:
     """Raise ValueError for keys of a run that the command does not accept."""
-    for name in kind.UNSUPPORTED:
+    for name in keys_class.UNSUPPORTED:
         if name in typed_values:
             replacement = REPLACEMENT_KEYS.get(name, "")
-            has_replacement = replacement in keys and replacement not in kind.UNSUPPORTED
+            has_replacement = replacement in keys and replacement not in keys_class.UNSUPPORTED
             fix = f"write {replacement}=" if has_replacement else "leave it out"
             raise ValueError(f"{name} is a key of single runs: {fix}")
 
@@ -290,7 +290,7 @@ def _preset_values(preset: RunConfig, typed_values: Values) -> dict[str, Any]:
     return {key: preset_values[key] for key in kept_keys if preset_values[key] != default_values[key]}
 
 
-def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, shows_all: bool = True) -> str:
+def help_text(command: str = RUN_PIPE, keys_class: type[CommandKeys] | None = None, shows_all: bool = True) -> str:
     """Return the text of `--help`: usage, presets, methods, and keys with their defaults and meanings.
 
     Groups of keys that few people need are left out unless `shows_all`.
@@ -298,7 +298,7 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
              "Words that are neither preset nor key are the question. Quote a key with its value if that has spaces.",
-             "", "examples:", EXAMPLE_COMMAND.sub(command, getattr(kind, "EXAMPLES", EXAMPLES)), "",
+             "", "examples:", EXAMPLE_COMMAND.sub(command, getattr(keys_class, "EXAMPLES", EXAMPLES)), "",
              "presets:"]
     name_width = max(map(len, PRESETS))
     lines += [f"  {name:<{name_width}} {shown_path(preset.base_dir)}, stages {preset.stages}"
@@ -306,8 +306,8 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
 
-    refused_names = getattr(kind, "UNSUPPORTED", ())
-    all_keys = [option for option in all_options(kind) if option.name not in refused_names]
+    refused_names = getattr(keys_class, "UNSUPPORTED", ())
+    all_keys = [option for option in all_options(keys_class) if option.name not in refused_names]
     shown_keys = [option for option in all_keys if shows_all or not option.is_rare]
     lines += ["", *key_lines(shown_keys)]
     num_left_out = len(all_keys) - len(shown_keys)

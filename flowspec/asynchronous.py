@@ -1,4 +1,4 @@
-"""`AsyncPipeline` for a user's program: the methods of `launch/asynchronous.py`, for a pipeline in its own process.
+"""`AsyncPipeline` for a user's program: `Pipeline` with methods for tasks of asyncio.
 
 asyncio is imported when it is needed: it would double the time of the command's `--help`.
 """

@@ -19,8 +19,8 @@ from typing import Any, Callable, Iterable, Mapping, NoReturn, Sequence
 
 from config.console import EXIT_LOST, die, show
 from config.failure import guarded
-from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.pipeline import Generation, Pipeline, Prompt
+from launch.request_loop import POLL_SECONDS, Job, RequestLoop
 from launch.run import TOKENIZERS_ONLY
 from model.grammar import Guide
 from model.text import TokenTexts, check_messages

@@ -66,7 +66,7 @@ class Resolved(NamedTuple):
             say(one_line(self.remark))
 
 
-def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Resolved:
+def resolve(argv: Words, keys_class: KeysClass = None, command: str = RUN_PIPE) -> Resolved:
     """Resolve the words of a command; `--help` prints the help of `command` and ends the program.
 
     Raises ValueError, with the fix, for what cannot work.
@@ -74,16 +74,16 @@ def resolve(argv: Words, kind: KeysClass = None, command: str = RUN_PIPE) -> Res
     typed_words = in_full(argv)
     defaults = early_defaults(typed_words)
     words = with_model(_with_values(typed_words, defaults))
-    keys = parse(words, command, kind=kind)
+    keys = parse(words, command, keys_class=keys_class)
 
     if keys.run.hosts == AUTO_HOSTS:
         words = _with_values(words, {"hosts": (_auto_hosts(keys.run, "stages" in raw_values(words)), "")})
-        keys = parse(words, command, kind=kind)
+        keys = parse(words, command, keys_class=keys_class)
 
     later_defaults = left_open(words, keys)
     if later_defaults:
         words = _with_values(words, later_defaults)
-        keys = parse(words, command, kind=kind)
+        keys = parse(words, command, keys_class=keys_class)
 
     defaults.update(later_defaults)
     words_by_reason: dict[str, list[str]] = {}

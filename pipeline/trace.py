@@ -91,11 +91,11 @@ class NoTrace:
 
     _nothing = nullcontext()
 
-    def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """Return a context that is timed; values in `facts` may change until it ends."""
+    def span(self, name: str, **attributes: Any) -> ContextManager[Any]:
+        """Return a context that is timed; values in `attributes` may change until it ends."""
         return self._nothing
 
-    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+    def note(self, name: str, since: float, until: float | None = None, **attributes: Any) -> None:
         """Record a span between two times of this trace's clock, in seconds; `until` defaults to now."""
 
     def close(self) -> None:
@@ -123,17 +123,17 @@ class Trace(NoTrace):
         self._lock = threading.Lock()
 
     @contextmanager
-    def span(self, name: str, **facts: Any) -> Iterator[None]:
+    def span(self, name: str, **attributes: Any) -> Iterator[None]:
         since = self._clock.now()
         try:
             yield
         finally:
-            self.note(name, since, **facts)
+            self.note(name, since, **attributes)
 
-    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+    def note(self, name: str, since: float, until: float | None = None, **attributes: Any) -> None:
         now = self._clock.now() if until is None else until
         thread_name = threading.current_thread().name
-        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread_name, **facts}
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread_name, **attributes}
 
         with self._lock:
             self._unwritten_spans.append(span)
@@ -216,8 +216,8 @@ def merge(folder: str | Path) -> Path:
     for span in spans:
         begin, end = ((span[key] - first_begin) * 1e6 for key in ("t0", "t1"))  # microseconds
         position = {"pid": span["rank"], "tid": span["thread"], "ts": begin}
-        facts = {key: value for key, value in span.items() if key not in SPAN_FIELDS}
-        events.append({**position, "ph": "X", "name": span["name"], "dur": end - begin, "args": facts})
+        attributes = {key: value for key, value in span.items() if key not in SPAN_FIELDS}
+        events.append({**position, "ph": "X", "name": span["name"], "dur": end - begin, "args": attributes})
 
         nodes = span.get("nodes")
         is_departure = _is_departure(span)

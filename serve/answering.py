@@ -8,11 +8,11 @@ import asyncio
 import json
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, AsyncIterator, Iterator, Sequence
 
-from launch.asynchronous import Reports
 from model.markup import AnswerPart, CallPart, CallReader, Thought
 from serve.engine import AnswerJob, Ended, Engine, Event
 from serve.protocol import Body, Choice, JsonObject, Refused
@@ -116,7 +116,7 @@ class ChoiceAnswer:
         return Piece(answer_part.text if isinstance(answer_part, Thought) else answer_part, tokens)
 
 
-class AnswerForm(Reports):
+class AnswerForm:
     """An answer in the form of its protocol, as one body or as a stream; nothing is computed for it once it is closed.
 
     A subclass returns the whole body in `body_facts`. Its methods that return bytes produce the stream: at the start,
@@ -125,10 +125,16 @@ class AnswerForm(Reports):
 
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         sends_snapshots = body.stream and body.flowspec_tree
-        super().__init__(engine, [AnswerJob(choice, sends_snapshots=sends_snapshots) for choice in choices])
+        self.jobs = [AnswerJob(choice, sends_snapshots=sends_snapshots) for choice in choices]
         self.choice_answers = [ChoiceAnswer(number, job) for number, job in enumerate(self.jobs)]
         self.model, self.body = model, body
         self.id, self.created_at = secrets.token_hex(12), int(time.time())
+
+        self._engine, self._event_loop = engine, asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        for number, job in enumerate(self.jobs):
+            job.report = partial(self._queue, number)
+        engine.submit(self.jobs)
 
     # --- the form -----------------------------------------------------------------------------------------------------
 
@@ -160,12 +166,23 @@ class AnswerForm(Reports):
 
     # --- events of the engine -----------------------------------------------------------------------------------------
 
+    def _queue(self, number: int, event: Event) -> None:
+        """Called on the pipeline's thread."""
+        with suppress(RuntimeError):  # the event loop is closed, so nobody reads
+            self._event_loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+
     async def next(self) -> tuple[int, Event]:
         """Return the number of a choice and its next event; raise Refused if the answer has failed."""
-        number, event = await super().next()
+        number, event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
         if isinstance(event, Echo):  # spelling a long prompt must delay no other answer
             event = await asyncio.to_thread(event.piece)
         return number, event
+
+    def close(self) -> None:
+        """Give up what is not answered yet."""
+        self._engine.cancel(self.jobs)
 
     @property
     def usage(self) -> JsonObject:

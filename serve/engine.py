@@ -1,6 +1,6 @@
 """The engine: it runs a pipeline for a limited number of answers, and restarts it when a rank is lost.
 
-This module knows nothing about HTTP. `launch/asynchronous.py` explains how jobs take turns.
+This module knows nothing about HTTP. `launch/request_loop.py` explains how jobs take turns.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from config.console import say, show
 from config.failure import explain, guarded
-from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.pipeline import Generation, Pipeline
+from launch.request_loop import POLL_SECONDS, Job, RequestLoop
 from model.grammar import Grammar
 from model.markup import OPEN_THOUGHTS
 from pipeline.requests import Ring

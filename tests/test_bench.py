@@ -310,7 +310,7 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
     assert config.contenders(["specinfer", "ar"]) == [("specinfer", "ssm"), ("ar", "none")]
     assert config.with_draft("ssm").draft == "ssm"
     assert EvalConfig.of(methods="ar,specinfer", verify="mss").run.verify == "mss"
-    assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).asked_drafts == ("eagle", "ssm")
+    assert parse(["drafts=eagle,ssm", "ssm=a,b"], keys_class=EvalConfig).asked_drafts == ("eagle", "ssm")
     with refused("verify=mss needs guesses that are drawn, but naive chooses"):
         EvalConfig.of(methods="ar,naive,specinfer", verify="mss")
 
@@ -327,7 +327,7 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
     ("paper-13b", ["vicuna-13b", "data=there", "questions=2"], {"questions": "2", "quant": "fp4"}),
 ])
 def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected):
-    config = parse(words(protocol, given), kind=EvalConfig)
+    config = parse(words(protocol, given), keys_class=EvalConfig)
     assert {name: flat(config)[name] for name in expected} == expected
     assert config.run.tree == RunConfig().tree, "the trees are the paper's"
 

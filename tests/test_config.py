@@ -185,12 +185,12 @@ def test_the_help_tells_every_key_method_and_preset(output_of):
 def test_a_command_has_its_own_keys_and_those_of_its_runs():
     shown = help_text("serve", ServeConfig)
     assert shown.index("\n  port=8000 ") < shown.index("\n  max_requests=4 ") and "\n  prompt=" not in shown
-    config = parse(["port=1", "seed=2"], kind=ServeConfig)
+    config = parse(["port=1", "seed=2"], keys_class=ServeConfig)
     assert (config.port, config.run.seed, config.run.max_requests, config.run.reuse) == (1, 2, 4, True)
     assert flat(config) == {**vars(config.run),
                             **{key: value for key, value in vars(config).items() if key != "run"}}
     with refused("output is a key of single runs: leave it out"):
-        parse(["output=x"], kind=ServeConfig)
+        parse(["output=x"], keys_class=ServeConfig)
 
 
 def test_the_examples_of_the_help_are_accepted():
@@ -279,7 +279,7 @@ def test_a_host_that_has_no_address_is_reported_as_such(monkeypatch):
 
     monkeypatch.setattr("socket.getaddrinfo", unknown)
     with refused("host=no.such.host is no address, and no name that this machine can look up"):
-        parse(["toy", "host=no.such.host", "api_key=secret"], kind=ServeConfig)
-    assert parse(["toy", "host=0.0.0.0", "api_key=secret"], kind=ServeConfig).host == "0.0.0.0"
+        parse(["toy", "host=no.such.host", "api_key=secret"], keys_class=ServeConfig)
+    assert parse(["toy", "host=0.0.0.0", "api_key=secret"], keys_class=ServeConfig).host == "0.0.0.0"
     with refused("host=known.host can be reached by other machines: add api_key=SECRET"):
-        parse(["toy", "host=known.host"], kind=ServeConfig)
+        parse(["toy", "host=known.host"], keys_class=ServeConfig)

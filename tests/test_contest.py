@@ -83,7 +83,7 @@ def test_every_cluster_has_as_many_stages_as_its_links_and_boards_name():
 def test_clusters_are_drawn_again_from_a_seed_and_read_as_they_were_written(tmp_path):
     assert contest.draw(3) == contest.draw(3) != contest.draw(4)
     _, points = commands("random_profiles", SWEEPS["random_profiles"], [f"results={tmp_path}", "questions=2"])
-    config = parse(words("emulated", points["cluster7.json 4"]), kind=EvalConfig)
+    config = parse(words("emulated", points["cluster7.json 4"]), keys_class=EvalConfig)
     [cluster] = [cluster for cluster in contest.draw(0) if cluster == read(f"{tmp_path}/cluster7.json")]
     assert config.run.cluster == cluster and config.run.stages == f"{len(cluster.factors)}"
     assert config.run.questions == "4" and config.concurrency == 4, "as many questions as run at once"

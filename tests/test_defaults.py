@@ -122,7 +122,7 @@ def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(
     run = parse(settled(words))
     assert (run.pipeline_type, run.draft) == chosen_keys
     if "hosts=x" not in words:
-        served = parse(settled(words, ServeConfig), kind=ServeConfig).run
+        served = parse(settled(words, ServeConfig), keys_class=ServeConfig).run
         assert (served.pipeline_type, served.draft) == chosen_keys
 
 
@@ -141,11 +141,11 @@ def test_on_one_machine_a_single_stage_is_the_default(words, expected, no_networ
 def test_a_single_stage_of_native_kernels_needs_no_process(words, kernel, expected, monkeypatch, no_network):
     monkeypatch.setattr("launch.words._kernel", lambda typed_kernel: {"kernel": (kernel, "")})
     assert parse(settled(words)).link == expected
-    assert parse(settled(words, EvalConfig), kind=EvalConfig).run.link == "sockets"
+    assert parse(settled(words, EvalConfig), keys_class=EvalConfig).run.link == "sockets"
 
 
 def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypatch):
-    evaluated = parse(settled(["toy", "profile=jetson-7b"], EvalConfig), kind=EvalConfig)
+    evaluated = parse(settled(["toy", "profile=jetson-7b"], EvalConfig), keys_class=EvalConfig)
     assert (evaluated.run.pipeline_type, evaluated.run.draft, evaluated.asked_drafts) == (
         "continuous", "eagle", ("eagle",))
     monkeypatch.setenv("FLOWSPEC_BOARD", "1")
@@ -157,9 +157,9 @@ def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
     for keys_class, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"),
                         (ServeConfig, "draft=eagle+suffix")):
         with refused("has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or add eagle"):
-            parse([f"base_dir={tmp_path}", draft], kind=keys_class)
+            parse([f"base_dir={tmp_path}", draft], keys_class=keys_class)
     parse([f"base_dir={tmp_path}", "draft=eagle", "pipeline_type=ar"])
-    parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], kind=EvalConfig)
+    parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], keys_class=EvalConfig)
 
 
 SAMPLED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}  # of Qwen 3

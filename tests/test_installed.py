@@ -20,7 +20,6 @@ from config.failure import PeerLost
 from config.presets import ROOT
 from flowspec import __main__ as command
 from flowspec import engine_process, programs
-from launch.asynchronous import AsyncPipeline as NearAsyncPipeline
 from launch.piped import event_of, state_of
 from launch.pipeline import Generation as NearGeneration
 from launch.pipeline import Pipeline as NearPipeline
@@ -30,8 +29,8 @@ from model.text import LongText, TokenTexts
 from tests.checkpoints import refused
 from tests.saved import options_of, wait_until
 from tests.sources import project_text, tracked
-from tests.test_asynchronous import ASKED, LONG, TALK
 from tests.test_pipeline import PROMPT
+from tests.test_request_loop import ASKED, LONG, TALK
 
 pytestmark = pytest.mark.usefixtures("engines_are_forked")
 DIFFERING = {(NearPipeline, "open"), (NearPipeline, "stream"), (NearPipeline, "submit"), (NearGeneration, "answer")}
@@ -186,12 +185,12 @@ def test_an_error_keeps_its_type_and_its_sentence(error, error_class):
 
 def test_help_is_that_of_the_same_process():
     for there, here in ((NearPipeline, flowspec.Pipeline), (NearGeneration, flowspec.Generation),
-                        (NearAsyncPipeline, flowspec.AsyncPipeline), (NearGuide, flowspec.Guide)):
+                        (NearGuide, flowspec.Guide)):
         for name in sorted(public_names(there) & public_names(here)):
             if (there, name) not in DIFFERING:
                 assert inspect.getdoc(getattr(there, name)) == inspect.getdoc(getattr(here, name)), name
     assert public_names(NearGeneration) <= public_names(flowspec.Generation)
-    assert public_names(NearAsyncPipeline) == public_names(flowspec.AsyncPipeline)
+    assert public_names(flowspec.AsyncPipeline) <= public_names(flowspec.Pipeline)
 
 
 def public_names(class_type: type) -> set[str]:

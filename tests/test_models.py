@@ -1,7 +1,6 @@
 """The model that a command means: SmolLM2, fetched once, where none is named; GGUF files unpacked; else the toy."""
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import zipfile
 from pathlib import Path
@@ -17,7 +16,6 @@ from eval.command import evaluate
 from eval.plan.command import main as plan
 from launch import pipeline
 from launch import words as models
-from launch.asynchronous import AsyncPipeline
 from launch.pipeline import Pipeline
 from tests.checkpoints import refused
 from tests.test_gguf import write
@@ -127,16 +125,11 @@ def test_a_program_that_names_no_model_opens_the_usual_one(preset, monkeypatch):
     def asked(words: list[str]) -> list[str]:
         raise ValueError(" ".join(models.with_model(words)))
 
-    async def open_for_asyncio(**options: Any) -> None:
-        async with AsyncPipeline.open(**options):
-            pass
-
     monkeypatch.setattr(models, "fetch", lambda folder: None)
     monkeypatch.setattr(pipeline, "resolve", asked)
     monkeypatch.delenv(models.PRESET_VARIABLE)
-    for opened in (Pipeline.open, lambda **options: asyncio.run(open_for_asyncio(**options))):
-        with pytest.raises(ValueError, match="^smollm2 seed=1$"):
-            opened(**preset, seed=1)
+    with pytest.raises(ValueError, match="^smollm2 seed=1$"):
+        Pipeline.open(**preset, seed=1)
 
 
 def test_an_evaluation_asks_the_usual_model(pip, monkeypatch, error_of):

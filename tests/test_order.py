@@ -102,4 +102,4 @@ def test_what_begins_at_a_whole_second_takes_the_same_time_to_the_last_bit():
 @pytest.mark.parametrize("key", [["reuse=true"], ["answers=FILE", "draft=eagle+suffix"]])
 def test_what_carries_from_answer_to_answer_is_refused(key):
     with refused("is a key of single runs: leave it out"):
-        parse(key, kind=EvalConfig)
+        parse(key, keys_class=EvalConfig)

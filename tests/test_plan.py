@@ -36,7 +36,7 @@ SHORT = "sets=qa", "max_new_tokens=8"
 
 def config_of(*words: str) -> PlanConfig:
     profile = [] if any(word.startswith("profile=") for word in words) else ["profile=jetson-7b"]
-    return parse(["toy", *profile, *words], kind=PlanConfig)
+    return parse(["toy", *profile, *words], keys_class=PlanConfig)
 
 
 def jetson_with(folder: Path, **changes: Any) -> str:

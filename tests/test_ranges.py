@@ -22,7 +22,7 @@ def refusal(option, text):
     with pytest.raises(ValueError) as error:
         if option.name in EvalConfig.UNSUPPORTED:
             parse(["profile=wifi", f"{option.name}={text}"])
-        parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], kind=EvalConfig)
+        parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], keys_class=EvalConfig)
     return str(error.value)
 
 
@@ -88,9 +88,9 @@ def test_lists_of_numbers_are_read_by_the_same_rule(words, said):
     ("seed=18446744073709551614 repeats=3", "give seed=18446744073709551613 or less")])
 def test_an_evaluation_reads_its_numbers_by_the_same_rule(words, said):
     with refused(said):
-        parse(words.split(), kind=EvalConfig)
+        parse(words.split(), keys_class=EvalConfig)
 
 
 def test_seeds_up_to_the_last_are_taken():
     assert parse(["seed=18446744073709551615"]).seed == RunConfig(seed=2**64 - 1).seed == 2**64 - 1
-    assert parse(["seed=18446744073709551613", "repeats=3"], kind=EvalConfig).run.seed == 2**64 - 3
+    assert parse(["seed=18446744073709551613", "repeats=3"], keys_class=EvalConfig).run.seed == 2**64 - 3

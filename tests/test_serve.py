@@ -431,13 +431,13 @@ def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
 def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_a_strangers_page(
         monkeypatch, host, words, status):
     monkeypatch.setattr(socket, "gethostname", lambda: "Box")
-    config = parse(["host=0.0.0.0", "open=true", *words.split()], "", kind=ServeConfig)
+    config = parse(["host=0.0.0.0", "open=true", *words.split()], "", keys_class=ServeConfig)
     guard = Guard(lambda *called: None, config)
     headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
     scope = {"type": "http", "path": "/v1/models", "headers": headers}
     refused = guard._refused(scope)
     assert (refused.status if refused else 200) == status
-    at_loopback = Guard(lambda *called: None, parse(["host=127.0.0.1"], "", kind=ServeConfig))
+    at_loopback = Guard(lambda *called: None, parse(["host=127.0.0.1"], "", keys_class=ServeConfig))
     assert (at_loopback._refused(scope) is None) == (host == "localhost"), "there only loopback's own names are known"
 
 
@@ -476,11 +476,11 @@ def test_an_address_that_is_taken_is_reported_before_anything_is_loaded(capfd):
 
 
 def test_a_key_in_the_environment_counts_and_loopback_is_distinguished_from_the_rest(monkeypatch):
-    assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", kind=ServeConfig), ServeConfig)
+    assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", keys_class=ServeConfig), ServeConfig)
     names = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org", ""]
     assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")
-    assert parse(keyed(["host=0.0.0.0"]), kind=ServeConfig).api_key == "from the environment"
+    assert parse(keyed(["host=0.0.0.0"]), keys_class=ServeConfig).api_key == "from the environment"
 
 
 def test_the_command_serves_until_it_is_asked_to_end(tmp_path):

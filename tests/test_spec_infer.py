@@ -121,7 +121,7 @@ def test_keys_of_a_run_may_stand_beside_the_flags():
     assert keys("max_length=50", "template=vicuna", "-prompt", "a=b.json") == typed(
         "pipeline_type=specinfer max_new_tokens=50 question_file=a=b.json max_length=50 template=vicuna")
     with refused("seed is given twice: leave one of them out"):
-        parse(read("spec_infer", ["--sampling-seed", "5", "seed=6"]).words, kind=SpecInferConfig)
+        parse(read("spec_infer", ["--sampling-seed", "5", "seed=6"]).words, keys_class=SpecInferConfig)
 
 
 def test_a_split_model_is_taken_as_it_is(saved):
@@ -134,7 +134,7 @@ def test_the_command_that_is_printed_does_the_same():
     command = shlex.split(call.command)
     assert command[:2] == ["bash", "run_pipe.sh"]
     ours = asdict(parse(command[2:]))
-    theirs = flat(parse(call.words, kind=SpecInferConfig))
+    theirs = flat(parse(call.words, keys_class=SpecInferConfig))
     assert theirs.pop("lines") == "out"
     assert ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
     assert ours == theirs and ours.keys() == asdict(RunConfig()).keys() - {"output"}

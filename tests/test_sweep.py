@@ -94,7 +94,7 @@ def test_the_switches_reach_what_strategies_know():
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_point_of_a_sweep_is_a_different_evaluation_that_can_be_asked_for(name):
     folder, points = commands(name, SWEEPS[name], [])
-    configs = [parse(words("emulated", argv), kind=EvalConfig) for argv in points.values()]
+    configs = [parse(words("emulated", argv), keys_class=EvalConfig) for argv in points.values()]
     assert folder == ROOT / "results" / "sweeps" / name
     assert len({config.results for config in configs}) == len(configs)
     assert len({replace(config, results="any") for config in configs}) == len(configs)
@@ -105,7 +105,7 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
     argv = ["toy", "methods=continuous", "questions=1", f"results={tmp_path}"]
     folder, points = commands("bandwidth", SWEEPS["bandwidth"], argv)
     assert folder == tmp_path and list(points) == ["125", "250", "500", "1000"]
-    config = parse(words("emulated", points["250"]), kind=EvalConfig)
+    config = parse(words("emulated", points["250"]), keys_class=EvalConfig)
     assert (config.methods, config.run.questions, config.run.wires) == ("continuous", "1", "250")
     assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
     with refused("wires is what bandwidth varies: leave wires=5 out"):

@@ -22,12 +22,12 @@ WIRE_SPANS = ("wire", "sent")
 
 
 class Span(NamedTuple):
-    """An interval of a rank's time, by any clock, and its facts."""
+    """An interval of a rank's time, by any clock, and its attributes."""
 
     name: str
     since: float
     until: float
-    facts: Mapping[str, Any]
+    attributes: Mapping[str, Any]
 
 
 class RowFlight(NamedTuple):
@@ -62,22 +62,22 @@ class Tally(NoTrace):
         self._spans: list[Span] = []
 
     @contextmanager
-    def span(self, name: str, **facts: Any) -> Iterator[None]:
+    def span(self, name: str, **attributes: Any) -> Iterator[None]:
         """Add the time inside this context; the first span of a kind in BEGIN begins a request."""
         since = self._clock.now()
-        self._begin(name, since, facts)
+        self._begin(name, since, attributes)
         try:
             yield
         finally:
-            self.note(name, since, **facts)
+            self.note(name, since, **attributes)
 
     def note(self, name: str, since: float,
-             until: float | None = None, **facts: Any) -> None:
+             until: float | None = None, **attributes: Any) -> None:
         """Add a span that began at `since`, in seconds of the clock, and ended at `until`, or ends now."""
-        span = Span(name, since, self._clock.now() if until is None else until, facts)
-        self._begin(name, since, facts)
+        span = Span(name, since, self._clock.now() if until is None else until, attributes)
+        self._begin(name, since, attributes)
         self._add(span)
-        self.behind.note(name, since, until, **facts)
+        self.behind.note(name, since, until, **attributes)
 
     def close(self) -> None:
         """Write the last request if it has ended, and close the trace `behind`."""
@@ -86,9 +86,9 @@ class Tally(NoTrace):
             self._file.close()
         self.behind.close()
 
-    def _begin(self, name: str, since: float, facts: dict[str, Any]) -> None:
+    def _begin(self, name: str, since: float, attributes: dict[str, Any]) -> None:
         """Begin a request if this span does and none is under way; first write one that has ended."""
-        if name not in BEGIN_SPANS or (name == "send" and not facts["nodes"]):
+        if name not in BEGIN_SPANS or (name == "send" and not attributes["nodes"]):
             return
         with self._lock:
             if self._ended_at is not None:
@@ -105,7 +105,7 @@ class Tally(NoTrace):
             self._spans.append(span)
             if span.name == "reset":  # rank 0 has the whole answer when it begins
                 self._ended_at = span.since
-            elif span.name in TIMED_SPANS and span.facts.get("kind") == "Reset":
+            elif span.name in TIMED_SPANS and span.attributes.get("kind") == "Reset":
                 self._ended_at = span.until
 
     def _write(self) -> None:
@@ -130,19 +130,19 @@ def _line(spans: Sequence[Span], started_at: float, ended_at: float) -> dict[str
     late_seconds, has_answer = 0.0, False
     settled_at: float | None = None  # time at which the first token had settled
 
-    for name, since, until, facts in spans:
+    for name, since, until, attributes in spans:
         if has_answer and settled_at is None and name in SETTLING_SPANS:
             settled_at, prefill_seconds = since, dict(span_seconds)
         if name in TIMED_SPANS:
             span_seconds[name] += until - since
 
         if name in WIRE_SPANS:
-            sent_bytes[name][facts["kind"]] += facts["bytes"]
+            sent_bytes[name][attributes["kind"]] += attributes["bytes"]
         elif name == "late":
             late_seconds += until - since
-        elif name == "send" and facts["nodes"]:
-            segment_rows.append(len(facts["nodes"]))
-        elif name == "judge" and facts["answers"]:
+        elif name == "send" and attributes["nodes"]:
+            segment_rows.append(len(attributes["nodes"]))
+        elif name == "judge" and attributes["answers"]:
             has_answer = True
 
     carried_bytes = sent_bytes["wire"] or sent_bytes["sent"]
@@ -170,16 +170,17 @@ def replay(spans: Sequence[Span], decoding_begin: float, decoding_end: float) ->
     child_nodes: dict[tuple[int, int | None], int] = {}  # by parent and token
     text_nodes: dict[int, int] = {}  # by parent: rows that were sent as text
 
-    for index, (name, _, _, facts) in enumerate(spans):
+    for index, (name, _, _, attributes) in enumerate(spans):
         if name == "judge":
-            judged_index.update(dict.fromkeys(facts["nodes"], index))
-            answers.update(facts["answers"])
-        elif name == "send" and "parents" in facts:
-            sent_index.update(dict.fromkeys(facts["nodes"], index))
-            for row, (node, token, parent) in enumerate(zip(facts["nodes"], facts["tokens"], facts["parents"])):
+            judged_index.update(dict.fromkeys(attributes["nodes"], index))
+            answers.update(attributes["answers"])
+        elif name == "send" and "parents" in attributes:
+            sent_index.update(dict.fromkeys(attributes["nodes"], index))
+            sent_nodes = zip(attributes["nodes"], attributes["tokens"], attributes["parents"])
+            for row, (node, token, parent) in enumerate(sent_nodes):
                 if node != parent:  # the root is its own parent
                     child_nodes[parent, token] = node
-                    if row < facts["text"]:
+                    if row < attributes["text"]:
                         text_nodes[parent] = node
 
     text_path: list[int] = []

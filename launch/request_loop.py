@@ -4,18 +4,15 @@ Events are queued at the receiver's end, so a slow reader stalls nobody.
 """
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from config.failure import PeerLost, guarded
-from launch.pipeline import Generation, Pipeline, Prompt, SinglePrompt, is_list_of_prompts
-from model.text import MessageDict, check_messages
+from config.failure import PeerLost
+from launch.pipeline import Generation, Pipeline, Prompt
 
 POLL_SECONDS = 0.25  # seconds between two checks of an idle pipeline
 Result = TypeVar("Result")
@@ -198,119 +195,3 @@ class RequestLoop:
     def _report_end(self, job: Any, end: Any) -> None:
         if end is not None:
             job.report(end)
-
-
-# --- for asyncio ------------------------------------------------------------------------------------------------------
-
-class Reports:
-    """The events of jobs, for an event loop of asyncio. The constructor submits the jobs, `close` cancels them."""
-
-    def __init__(self, request_loop: RequestLoop, jobs: Sequence[Any]) -> None:
-        self._request_loop, self.jobs = request_loop, jobs
-        self._event_loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        for job_index, job in enumerate(jobs):
-            job.report = partial(self._queue, job_index)
-        request_loop.submit(jobs)
-
-    def _queue(self, job_index: int, event: Any) -> None:
-        with suppress(RuntimeError):  # the event loop is closed, so nobody reads
-            self._event_loop.call_soon_threadsafe(self._events.put_nowait, (job_index, event))
-
-    async def next(self) -> tuple[int, Any]:
-        """Return the index of a job and its next event; raises the error that ended a job."""
-        job_index, event = await self._events.get()
-        if isinstance(event, BaseException):
-            raise event
-        return job_index, event
-
-    def close(self) -> None:
-        """Cancel the unfinished jobs."""
-        self._request_loop.cancel(self.jobs)
-
-
-class AsyncPipeline:
-    """`Pipeline` for asyncio, with the same methods.
-
-        async with AsyncPipeline.open("smollm2", max_requests=4) as pipeline:
-            async for piece in pipeline.stream("What does a baker do?"):
-                print(piece, end="", flush=True)
-
-    Up to `max_requests` answers are generated at once; further requests wait. Cancelling a task or closing a stream
-    cancels its answer: no stage computes for it any more. An invalid request raises ValueError. Once a rank is lost for
-    good, all pending and later requests raise PeerLost.
-    """
-
-    def __init__(self, open_pipeline: Callable[[], Pipeline]) -> None:
-        self._open_pipeline = open_pipeline
-        self._request_loop = RequestLoop()
-        self._request_loop.ended = RuntimeError("the pipeline is not open: send requests inside its async with")
-
-    @staticmethod
-    def open(preset: str = "", **options: Any) -> AsyncPipeline:
-        """Return a pipeline that `async with` opens and closes; options and errors are those of `Pipeline.open`."""
-        return AsyncPipeline(partial(Pipeline.open, preset, **options))
-
-    async def __aenter__(self) -> AsyncPipeline:
-        self._request_loop.ended = None
-        is_ready = self._request_loop.call(lambda pipeline: None)
-        self._thread = guarded("pipeline", self._work, lambda thread, error: self._request_loop.drop(error))
-        try:
-            await asyncio.shield(asyncio.wrap_future(is_ready))
-        except BaseException:
-            self._request_loop.stop()
-            raise
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        traceback: TracebackType | None) -> None:
-        self._request_loop.stop()
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._thread.join))
-
-    # --- requests -----------------------------------------------------------------------------------------------------
-
-    async def stream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str, None]:
-        """Yield the pieces of an answer as they settle; options as for `Pipeline.generate`."""
-        job_events = self._events(prompt, options)
-        try:
-            async for event in job_events:
-                if isinstance(event, str):
-                    yield event
-        finally:
-            await job_events.aclose()
-
-    async def generate(self, prompt: SinglePrompt, **options: Any) -> Generation:
-        """Return the complete answer to a text or to token ids; several at once are for `asyncio.gather`."""
-        if is_list_of_prompts(prompt):
-            raise ValueError("generate of an AsyncPipeline takes one prompt: await those of a list with asyncio.gather")
-        return await self._completed(prompt, options)
-
-    async def _completed(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-        all_events = [event async for event in self._events(prompt, options)]
-        last_event = all_events[-1]
-        assert isinstance(last_event, Generation), "an answer ended without its last event"
-        return last_event
-
-    async def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
-        """Return the assistant's complete answer to messages, as `Pipeline.chat` does."""
-        check_messages(messages)
-        return await self._completed(messages, options)
-
-    async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yield the events of a job; the last one is its generation."""
-        with closing(Reports(self._request_loop, [Job(prompt, options)])) as reports:
-            last_event: Any = None
-            while not isinstance(last_event, Generation):
-                _, last_event = await reports.next()
-                yield last_event
-
-    # --- the pipeline's thread ----------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        with self._open_pipeline() as pipeline:
-            try:
-                self._request_loop.work(pipeline)
-            except PeerLost as error:
-                self._request_loop.drop(error)  # before the pipeline is closed, which may take time
-                raise
-        self._request_loop.drop(RuntimeError("the pipeline is closed: send requests inside its async with"))
