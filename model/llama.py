@@ -30,14 +30,15 @@ from config.schema.families import (
 from model.attention import AttentionForm, CachedRows
 from model.cache import TreeCache
 from model.memory import MemoryForm
+from model.plain_layers import LayerNorm, Product, RMSNorm, embedding, linear
 from model.precision import for_sums
+from model.recurrent import DeltaNet, DeltaSizes, ShortConvolution
 from model.rotary import Rotary, Rotation, Turns, rotate
 
 CLAMPED_GELU = 1.702  # factor in the sigmoid of GPT-OSS's gate
 LEAST_WEIGHT = 1e-6  # added to the sum of the weights of a row's experts
-LEAST_SQUARE = 1e-6  # added to the squared length of a delta net's queries and keys
 OPT_OFFSET = 2  # rows of OPT's learned positions before the first position
-Product = Callable[[Tensor], Tensor]
+MIXER_NAMES = {"": "self_attn", CONVOLUTION: "conv", DELTA_NET: "linear_attn"}  # by the kind of a layer
 
 
 class Scales(NamedTuple):
@@ -65,27 +66,6 @@ class Scales(NamedTuple):
             logit_cap=fields.get("final_logit_softcapping") or 0.0,
             clamp=fields["swiglu_limit"] if family.clamped else 0.0,
             experts=fields.get("routed_scaling_factor") or 1.0)
-
-
-class DeltaSizes(NamedTuple):
-    """The sizes of a gated delta net; each key head serves as many value heads."""
-
-    key_heads: int = 0
-    value_heads: int = 0
-    key_dim: int = 0
-    value_dim: int = 0
-
-    @property
-    def widths(self) -> list[int]:
-        """The numbers of a row's queries, keys and values."""
-        key_width = self.key_heads * self.key_dim
-        return [key_width, key_width, self.value_heads * self.value_dim]
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> DeltaSizes:
-        """Read the sizes from the fields of a `config.json`; zeros if there are none."""
-        names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
-        return DeltaSizes(*(fields.get(f"linear_{name}") or 0 for name in names))
 
 
 @dataclass(frozen=True)
@@ -196,12 +176,8 @@ class LlamaConfig:
 
     def memory(self, layer: int) -> MemoryForm | None:
         """Return what a recurrent layer keeps; None for attention."""
-        if self.layer_kind(layer) != DELTA_NET:
-            return MemoryForm(self.hidden) if self.layer_kind(layer) else None
-
-        num_heads, sizes = self.delta.value_heads, self.delta
-        state_shape = num_heads, sizes.key_dim, sizes.value_dim
-        return MemoryForm(sum(sizes.widths) + 2 * num_heads, state_shape)
+        kind_name = self.layer_kind(layer)
+        return self.delta.memory_form if kind_name == DELTA_NET else MemoryForm(self.hidden) if kind_name else None
 
     def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = (),
               code_type: torch.dtype | None = None, first: int = 0) -> TreeCache:
@@ -214,53 +190,11 @@ class LlamaConfig:
         return TreeCache(shape, like.dtype, like.device, windows, code_type, memories)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm, with the mean at least in float32; in Gemma with the weight plus one."""
-
-    def __init__(self, size: int, eps: float, norm_weight_plus_one: bool = False) -> None:
-        super().__init__()
-        self.norm_weight_plus_one = norm_weight_plus_one
-        self.weight = nn.Parameter(torch.empty(size, device="meta"), requires_grad=False)
-        self.eps = eps
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        wide_TD = for_sums(x_TD)
-        if wide_TD.dtype in (torch.float16, torch.bfloat16):
-            wide_TD = wide_TD.float()
-        if hasattr(F, "rms_norm"):  # torch from 2.4 on: the same bits, with fewer calls
-            normed_TD = F.rms_norm(wide_TD, wide_TD.shape[-1:], None, self.eps)
-        else:
-            normed_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + self.eps)
-
-        if self.norm_weight_plus_one:
-            weight = 1 + self.weight.to(normed_TD.dtype)
-            return (normed_TD * weight).to(x_TD.dtype)
-        return self.weight * normed_TD.to(x_TD.dtype)
-
-
-class LayerNorm(nn.LayerNorm):
-    """OPT's norm."""
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        x, weight, bias = (for_sums(x) for x in (x_TD, self.weight, self.bias))
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps).to(x_TD.dtype)
-
-
 def norm(c: LlamaConfig) -> nn.Module:
     """Return a norm of a whole row, of the family's kind."""
     if c.family.rms:
         return RMSNorm(c.hidden, c.eps, c.family.norm_weight_plus_one)
     return LayerNorm(c.hidden, c.eps, device="meta")
-
-
-def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=bias, device="meta")
-
-
-def embedding(size: int, hidden: int) -> nn.Embedding:
-    """Return an embedding without memory (on the meta device)."""
-    # from an existing weight, since nn.Embedding(...) would import torch's code for random initialization
-    return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
 class Logits(nn.Module):
@@ -353,145 +287,6 @@ class Attention(nn.Module):
         return normed
 
 
-class ShortConvolution(nn.Module):
-    """LFM2's recurrent layer: a gated row, weighted with the last ones of its path, column by column, and gated again.
-
-    A `Recurrence` without a state.
-    """
-
-    def __init__(self, c: LlamaConfig) -> None:
-        super().__init__()
-        self.num_taps = c.num_taps
-        self.in_proj = linear(c.hidden, 3 * c.hidden)
-        self.conv = Taps(c.hidden, c.num_taps)
-        self.out_proj = linear(c.hidden, c.hidden)
-
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
-        in_gate, out_gate, row = self.in_proj(x_TD).chunk(3, -1)
-        return self.out_proj(out_gate * cache.recur(layer, in_gate * row, self))  # type: ignore[no-any-return]
-
-    def steps(self, inputs_TWN: Tensor) -> Sequence[Tensor]:
-        return [self.conv(inputs_TWN)]
-
-    def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
-        raise NotImplementedError("it has no states")
-
-
-class Taps(nn.Module):
-    """The weights `[N, 1, W]` of a convolution over the last inputs of a path, each column by itself."""
-
-    def __init__(self, width: int, num_taps: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, 1, num_taps, device="meta"), requires_grad=False)
-
-    def forward(self, inputs_TWN: Tensor) -> Tensor:
-        wide_dtype = torch.promote_types(torch.float32, inputs_TWN.dtype)
-        weight_WN = self.weight[:, 0].t().to(wide_dtype)
-        sum_TN = inputs_TWN[:, 0] * weight_WN[0]
-        for tap in range(1, len(weight_WN)):
-            sum_TN = sum_TN + inputs_TWN[:, tap] * weight_WN[tap]
-        return sum_TN.to(inputs_TWN.dtype)
-
-
-class DeltaRows(NamedTuple):
-    """What the rows of one path do to the state `[H, K, V]` of a delta net."""
-
-    queries: Tensor  # `[T, H, K]`, as keys
-    keys: Tensor
-    values: Tensor  # `[T, H, V]`
-    decays: Tensor  # `[T, H]`, as rates
-    rates: Tensor
-
-
-def continue_state(rows: DeltaRows, state_HKV: Tensor) -> Tensor:
-    """Continue a state by rows, token by token; return what they read of it `[T, H, V]`."""
-    out_THV = torch.empty_like(rows.values)
-    for row, (query_HK, key_HK, value_HV, decay_H, rate_H) in enumerate(zip(*rows)):
-        state_HKV *= decay_H[:, None, None]
-        recalled_HV = (state_HKV * key_HK[..., None]).sum(1)
-        difference_HV = (value_HV - recalled_HV) * rate_H[:, None]
-        state_HKV += key_HK[..., None] * difference_HV[:, None]
-        out_THV[row] = (state_HKV * query_HK[..., None]).sum(1)
-    return out_THV
-
-
-class DeltaNet(nn.Module):
-    """Qwen3-Next's recurrent layer: a state that decays, and learns the difference to what it recalls for a key.
-
-    A `Recurrence`. Its inputs are queries, keys and values before a convolution, then a rate and a decay of each head.
-    """
-
-    fusible = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
-    exact = ("A_log", "dt_bias")
-
-    def __init__(self, c: LlamaConfig) -> None:
-        super().__init__()
-        self.sizes, self.num_taps = c.delta, c.num_taps
-        self.continue_state = continue_state
-        num_heads, widths = c.delta.value_heads, c.delta.widths
-        input_width, value_width = sum(widths), widths[-1]
-
-        # products
-        self.fused_product: Product | None = None
-        self.in_proj_qkv = linear(c.hidden, input_width)
-        self.in_proj_b = linear(c.hidden, num_heads)
-        self.in_proj_a = linear(c.hidden, num_heads)
-        self.in_proj_z = linear(c.hidden, value_width)
-        self.out_proj = linear(value_width, c.hidden)
-
-        # other weights
-        self.conv1d = Taps(input_width, c.num_taps)
-        unfilled = torch.empty(num_heads, device="meta")
-        self.A_log = nn.Parameter(unfilled, requires_grad=False)
-        self.dt_bias = nn.Parameter(unfilled, requires_grad=False)
-        self.norm = RMSNorm(c.delta.value_dim, c.eps)
-
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: CachedRows, layer: int) -> Tensor:
-        if self.fused_product is None:
-            products = self.in_proj_qkv, self.in_proj_b, self.in_proj_a, self.in_proj_z
-            input_gate_TN = torch.cat([product(x_TD) for product in products], -1)
-        else:
-            input_gate_TN = self.fused_product(x_TD)
-        value_width = self.sizes.widths[-1]
-        input_TN, gate_TN = input_gate_TN.split((input_gate_TN.shape[-1] - value_width, value_width), -1)
-
-        out_TN = cache.recur(layer, input_TN, self)
-        normed_THV = self.norm(out_TN.unflatten(1, (-1, self.sizes.value_dim)))
-        gated_TN = normed_THV.flatten(1) * F.silu(gate_TN.to(out_TN.dtype))
-        return self.out_proj(gated_TN.to(x_TD.dtype))  # type: ignore[no-any-return]
-
-    def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
-        return self.continue_state(DeltaRows(*steps), state).flatten(1)
-
-    def steps(self, inputs_TWN: Tensor) -> Sequence[Tensor]:
-        key_width, _, value_width = self.sizes.widths
-        wide_dtype = torch.promote_types(torch.float32, inputs_TWN.dtype)
-        inputs_TWN = inputs_TWN.to(wide_dtype)
-        input_widths = 2 * key_width + value_width, 2 * self.sizes.value_heads
-        mixed_TWN, rate_decay_TN = inputs_TWN.split(input_widths, -1)
-
-        # queries and keys of each value head, values, rates and decays
-        mixed_TN = F.silu(self.conv1d(mixed_TWN))
-        query_TN, key_TN, value_TN = mixed_TN.split(self.sizes.widths, -1)
-        query_THK, key_THK = self._unit(query_TN), self._unit(key_TN)
-        query_THK = query_THK * self.sizes.key_dim ** -0.5
-        value_THV = value_TN.unflatten(1, (-1, self.sizes.value_dim))
-
-        rate_TH, step_TH = for_sums(rate_decay_TN[:, -1]).chunk(2, -1)
-        log_speed_H, dt_bias_H = (for_sums(x.to(wide_dtype)) for x in (self.A_log, self.dt_bias))
-        decay_TH = torch.exp(-log_speed_H.exp() * F.softplus(step_TH + dt_bias_H))
-
-        decays_and_rates = (x.to(wide_dtype) for x in (decay_TH, torch.sigmoid(rate_TH)))
-        return DeltaRows(query_THK, key_THK, value_THV, *decays_and_rates)
-
-    def _unit(self, x_TN: Tensor) -> Tensor:
-        """Return queries or keys of each value head, of length 1."""
-        x_THK = x_TN.unflatten(1, (self.sizes.key_heads, self.sizes.key_dim))
-        square_TH1 = for_sums(x_THK).square().sum(-1, keepdim=True)
-        unit_THK = x_THK * torch.rsqrt(square_TH1 + LEAST_SQUARE).to(x_TN.dtype)
-        return unit_THK.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, 1)
-
-
 class MLP(nn.Module):
     """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT).
 
@@ -577,13 +372,9 @@ class Experts(nn.Module):
         return weight_TC.to(x_TD.dtype), expert_TC
 
 
-MIXERS = {CONVOLUTION: ("conv", ShortConvolution), DELTA_NET: ("linear_attn", DeltaNet)}  # by kind, with their names
-
-
 class Layer(nn.Module):
     """One decoder layer with this `number` in the model; `layer` is its index in the cache. The norms depend on the
     family; an EAGLE head has none before the attention."""
-
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
@@ -591,10 +382,12 @@ class Layer(nn.Module):
         self.residual = c.scales.residual
         self.input_layernorm = norm(c) if input_norm and norms_before else nn.Identity()
 
-        self.mixer_name = "self_attn"
-        if c.layer_kind(number):
-            self.mixer_name, mixer_class = MIXERS[c.layer_kind(number)]
-            setattr(self, self.mixer_name, mixer_class(c))
+        kind_name = c.layer_kind(number)
+        self.mixer_name = MIXER_NAMES[kind_name]
+        if kind_name == CONVOLUTION:
+            self.conv = ShortConvolution(c.hidden, c.num_taps)
+        elif kind_name == DELTA_NET:
+            self.linear_attn = DeltaNet(c.hidden, c.num_taps, c.delta, c.eps)
         else:
             self.self_attn = Attention(c, number)
 

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
-from model.llama import Product
+from model.plain_layers import Product
 from sim.clock import Pace
 from tp.comm import Comm
 

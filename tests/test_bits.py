@@ -9,7 +9,8 @@ import torch
 
 from config.schema.families import FAMILIES
 from launch.timing import random_weights
-from model.llama import DeltaSizes, LlamaConfig, Logits, Scales, Slice, fill
+from model.llama import LlamaConfig, Logits, Scales, Slice, fill
+from model.recurrent import DeltaSizes
 from model.weights.onednn import packed
 from model.weights.quant_layers import compress, fuse, pack
 from tests.same_rows import LENGTH, alone, in_trees

@@ -9,9 +9,10 @@ from torch import nn
 from model import llama, whole
 from model.attention import attention
 from model.cache import together
-from model.llama import Experts, LayerNorm, LlamaConfig, RMSNorm, Slice, fill
+from model.llama import Experts, LlamaConfig, Slice, fill
 from model.native.compiler import has_library
 from model.native.linear import NativeProducts
+from model.plain_layers import LayerNorm, RMSNorm
 from model.rotary import Rotary, Turns, rotate
 from model.sample import Sampler
 from model.weights.unfold import Unfolded

@@ -18,9 +18,10 @@ from launch.split.write import Layout
 from model import memory
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
-from model.llama import DeltaRows, Slice
+from model.llama import Slice
 from model.native import compiler
 from model.native.linear import NativeProducts, load_with_products
+from model.recurrent import DeltaRows
 from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.parts import Part

@@ -29,7 +29,8 @@ from model.drafts.mixture import MIN_PROBABILITY, PRIOR_SHARPNESS, Mixture
 from model.drafts.network import ModelDraft, Network
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
-from model.llama import DeltaSizes, LlamaConfig, Slice, fill
+from model.llama import LlamaConfig, Slice, fill
+from model.recurrent import DeltaSizes
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.answers import Request

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from model.llama import Product
+from model.plain_layers import Product
 from tp.group import Group
 from tp.overlap import gather, reduce
 from tp.shares import ranges

@@ -10,7 +10,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from model.llama import Product
+from model.plain_layers import Product
 from tp.group import Group, Wait
 
 RowRanges = Sequence["tuple[int, int]"]

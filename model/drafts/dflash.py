@@ -18,7 +18,8 @@ from model.attention import CachedRows
 from model.drafts.draft import Guesses, Read, Reading, Steps
 from model.drafts.heads import Head
 from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
-from model.llama import Layer, LlamaConfig, RMSNorm, linear
+from model.llama import Layer, LlamaConfig
+from model.plain_layers import RMSNorm, linear
 from model.tree import TokenTree
 
 TEXT = -1  # in place of a token: a row of text, of which only the target's feature is read

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from config.schema.block_heads import BlockForm
 from model.drafts.dflash import BlockDraft, DFlashHead
-from model.llama import LlamaConfig, embedding, linear
+from model.llama import LlamaConfig
+from model.plain_layers import embedding, linear
 
 
 class MarkovHead(nn.Module):

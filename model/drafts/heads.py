@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from config.schema.heads import HeadDialect
 from model.attention import CachedRows
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
+from model.llama import MLP, Attention, Layer, LlamaConfig
+from model.plain_layers import RMSNorm, embedding, linear
 from model.rotary import Rotary, Rotation
 
 

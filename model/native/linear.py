@@ -12,9 +12,10 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor, nn
 
-from model.llama import DeltaNet, DeltaRows, Slice, continue_state, fill
+from model.llama import Slice, fill
 from model.native.compiler import Level, library
 from model.native.structures import CDeltaRows, CModel, Weights, check_result, start
+from model.recurrent import DeltaNet, DeltaRows, continue_state
 from model.weights.blocks import plain_shape, quantize
 from model.weights.quant import Recast, can_be_quantized
 from model.weights.quant_layers import InBlocks, StoredEmbedding, hollow_blocks
@@ -36,7 +37,7 @@ class NativeProducts:
         return NativeLinear(self, SimpleNamespace(weight=weight, bias=bias))
 
     def continue_state(self, rows: DeltaRows, state_HKV: Tensor) -> Tensor:
-        """Compute in C what `model.llama.continue_state` computes."""
+        """Compute in C what `model.recurrent.continue_state` computes."""
         tensors = [x.contiguous() for x in rows]
         is_fit = state_HKV.dtype == torch.float32 and state_HKV.is_contiguous()
         if not is_fit or state_HKV.shape[2] % LANES:

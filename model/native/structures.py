@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from model.cache import AdmittedRows
-from model.llama import RMSNorm
 from model.native.packing import PackedWeight, pack_blocks, pack_float
+from model.plain_layers import RMSNorm
 from model.weights.blocks import QUANTIZERS, block_type, plain_shape, unfold
 from model.weights.quant import BLOCKS
 

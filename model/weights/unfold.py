@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from config.schema.families import Family
-from model.llama import DeltaSizes, LlamaConfig
+from model.llama import LlamaConfig
+from model.recurrent import DeltaSizes
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.packed import COMPANIONS, Conversion, check_method, mxfp4, unfolding_of
 

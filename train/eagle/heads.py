@@ -19,7 +19,8 @@ from launch.split.write import WEIGHTS
 from model.drafts.dflash import DFlashHead
 from model.drafts.head_files import MAPS, OWN_EMBEDDING, load_head
 from model.drafts.heads import Eagle3Head, EagleHead
-from model.llama import LlamaConfig, RMSNorm
+from model.llama import LlamaConfig
+from model.plain_layers import RMSNorm
 from model.weights.checkpoint import Checkpoint
 from train.data import TokenRow
 from train.eagle.teacher import Teacher
