@@ -174,29 +174,35 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
            code_type: torch.dtype | None = None, first_layer: int = 0) -> int:
-    """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice.
-
-    `windows` has the window of each layer from the first one on, 0 if it sees the whole text.
-    """
-    type_bytes = spec.like.element_size()
-    head_bytes = sizes.head_dim * torch.empty(0, dtype=code_type or spec.dtype).element_size()
-    if code_type:
-        head_bytes += 4  # its scale
+    """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice; `windows`
+    are as for `cached`."""
     guess_slots = spec.slots - spec.context + _rows_of_one(spec)
-
-    slot_bytes = state_bytes = 0
-    for layer, window in enumerate(windows, first_layer):
-        window_slots = 3 * (window + BLOCK_SLOTS + guess_slots) // 2
-        num_slots = min(spec.slots, window_slots) if window else spec.slots
-
-        memory = sizes.memory(layer)
-        slot_bytes += num_slots * (memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes)
-        if memory and memory.state_shape:
-            state_bytes += (MAX_STATES + 1) * math.prod(memory.state_shape) * max(type_bytes, 4)  # one is computed
-
+    slot_bytes, state_bytes = cached(sizes, windows, spec.slots, spec.like, code_type, guess_slots, first_layer)
     if spec.device.type == "cuda":
         slot_bytes = slot_bytes * 4 // 3
     return (slot_bytes + state_bytes) * spec.config.max_requests
+
+
+def cached(sizes: LlamaConfig, windows: Sequence[int], num_slots: int, like: torch.Tensor,
+           code_type: torch.dtype | None, guess_slots: int = 0, first_layer: int = 0) -> tuple[int, int]:
+    """Return the most bytes of a request's slots, and of its states.
+
+    `windows` has the window of each layer from the first one on, 0 if it drops nothing.
+    """
+    type_bytes = like.element_size()
+    head_bytes = sizes.head_dim * torch.empty(0, dtype=code_type or like.dtype).element_size()
+    if code_type:
+        head_bytes += 4  # its scale
+
+    slot_bytes = state_bytes = 0
+    for layer, window in enumerate(windows, first_layer):
+        memory = sizes.memory(layer)
+        token_bytes = memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes
+        window_slots = 3 * (window + BLOCK_SLOTS + guess_slots) // 2
+        slot_bytes += token_bytes * (min(num_slots, window_slots) if window else num_slots)
+        if memory and memory.state_shape:
+            state_bytes += (MAX_STATES + 1) * math.prod(memory.state_shape) * max(type_bytes, 4)  # one is computed
+    return slot_bytes, state_bytes
 
 
 def _rows(spec: RankSpec) -> int:

@@ -19,11 +19,12 @@ from config.console import say
 from config.profiles import Profile
 from config.run_config import RunConfig
 from launch.measure import layer_times, wire_times
-from launch.memory import GB, loaded
+from launch.memory import GB, cached, loaded
 from launch.prepare import open_part
-from launch.spec import device_named, number_type
+from launch.spec import codes_of, device_named, dropping_windows, number_type
 from launch.splits import Split, best_splits
 from model.llama import LlamaConfig
+from model.native.layers import reason_against
 from model.weights.parts import check_model, plan_stages, read_sizes
 from model.weights.quant import BLOCKS, kind_on
 from model.weights.unfold import Unfolded
@@ -50,7 +51,7 @@ class ModelShape(NamedTuple):
     sizes: LlamaConfig
     like: torch.Tensor  # an empty one of its number type
     quant: str
-    layer_bytes: float  # of weights, keys and values
+    layer_bytes: float  # of weights, keys, values and states
 
     @staticmethod
     def of(config: RunConfig) -> ModelShape:
@@ -68,9 +69,13 @@ class ModelShape(NamedTuple):
         forms = {name: source.stored_form(name) if keeps_blocks else source.form(name) for name in names}
         quant = BLOCKS if keeps_blocks else kind_on(device, "none" if config.quant == "auto" else config.quant)
 
-        row_bytes = 2 * sizes.kv_heads * sizes.head_dim * like.element_size()
-        cache_bytes = row_bytes * sizes.context * config.max_requests
-        return ModelShape(source.config, sizes, like, quant, loaded(forms, like) / sizes.layers + cache_bytes)
+        # what they keep of texts
+        is_native = config.kernel == "native" and not reason_against(sizes, like.dtype, device, quant)
+        windows = dropping_windows(config, sizes, range(sizes.layers))
+        request_bytes = sum(cached(sizes, windows, sizes.context, like, codes_of(config.quant_kv, is_native)))
+
+        all_bytes = loaded(forms, like) + request_bytes * config.max_requests
+        return ModelShape(source.config, sizes, like, quant, all_bytes / sizes.layers)
 
 
 def fixed_stages(config: RunConfig, has_stages: bool) -> list[int]:

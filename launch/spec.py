@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Iterator
+from typing import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -84,9 +84,7 @@ class RankSpec:
     @property
     def windows(self) -> tuple[int, ...]:
         """The number of positions after which each layer drops keys and values; 0 for never, as with `reuse`."""
-        windows = map(self.sizes.window, range(*self.part.layers))
-        may_drop = not self.config.reuse
-        return tuple(window if may_drop and window < self.context else 0 for window in windows)
+        return dropping_windows(self.config, self.sizes, range(*self.part.layers))
 
     @cached_property
     def slots(self) -> int:
@@ -172,9 +170,7 @@ class RankSpec:
     @property
     def code_type(self) -> torch.dtype | None:
         """The codes of keys and values; None: they have the rank's number type."""
-        if self.config.quant_kv == "auto":
-            return None if self.reason_for_torch else CACHED_CODES
-        return None if self.config.quant_kv == "none" else getattr(torch, self.config.quant_kv)
+        return codes_of(self.config.quant_kv, not self.reason_for_torch)
 
     def has_native_products(self, kind: str) -> bool:
         """Whether native kernels compute this rank's linear layers outside of a stage, with this kind of weights."""
@@ -217,6 +213,19 @@ class RankSpec:
         num_cores = os.cpu_count() or 1
         fair_share = max(1, num_cores // len(local_ranks(self.placement.world)))
         torch.set_num_threads(self.config.threads_per_rank or fair_share)
+
+
+def dropping_windows(config: RunConfig, sizes: LlamaConfig, layers: Iterable[int]) -> tuple[int, ...]:
+    """Return the number of positions after which each of these layers drops what it keeps; 0 for never."""
+    max_window = 0 if config.reuse else min(config.max_length, sizes.context) - 1
+    return tuple(window if window <= max_window else 0 for window in map(sizes.window, layers))
+
+
+def codes_of(quant_kv: str, is_native: bool) -> torch.dtype | None:
+    """Return the codes of keys and values that a key says; None: they have the rank's number type."""
+    if quant_kv == "auto":
+        return CACHED_CODES if is_native else None
+    return None if quant_kv == "none" else getattr(torch, quant_kv)
 
 
 @contextmanager

@@ -57,9 +57,6 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
 def _whole(group: Sequence[RankSpec]) -> AnySlice:
     """Load the layers of a stage, joined again if its ranks share them."""
     leader = group[0]
-    if leader.sizes.recurrent:
-        raise ValueError(f"time=virtual does not compute the recurrent layers of a {leader.sizes.family.architecture}: "
-                         "add time=real")
     if len(group) == 1:
         return load_layers(leader, leader.part.weights)
     if leader.part.quant != "none":

@@ -13,6 +13,7 @@ recurrent layer, W inputs that one of its steps reads, M numbers of its output.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Container, NamedTuple, Protocol, Sequence
 
 import numpy as np
@@ -293,25 +294,14 @@ class TreeCache:
         # each guess has a state of its own
         first_row = len(self._tail) - self._num_rows
         for row_index in range(num_leading, self._num_rows):
-            state = self._state_before(first_row + row_index, states, inputs)
-            row_inputs = [x[row_index:row_index + 1] for x in steps]
-            outs.append(recurrence.advance(row_inputs, state))
-            states.keep(self._tail[first_row + row_index], state)
+            row = first_row + row_index
+            ancestor_rows = np.flatnonzero(self._sees[row, :row])
+            ancestors = [self._tail[ancestor_row] for ancestor_row in ancestor_rows]
+            state = states.before(ancestors, self.settled, partial(self._path_slots, ancestor_rows), inputs)
+            row_steps = [x[row_index:row_index + 1] for x in steps]
+            outs.append(recurrence.advance(row_steps, state))
+            states.keep(self._tail[row], state)
         return torch.cat(outs)
-
-    def _state_before(self, row: int, states: States, inputs: Inputs) -> Tensor:
-        """Return a copy of the state before a row of the tail, continued from the nearest one that is kept."""
-        ancestor_rows = np.flatnonzero(self._sees[row, :row])
-        nearest_state, length = states.text, states.length
-        for depth in range(len(ancestor_rows), 0, -1):
-            kept_state = states.after(self._tail[ancestor_rows[depth - 1]])
-            if kept_state is not None:
-                nearest_state, length = kept_state, self.settled + depth
-                break
-
-        state = nearest_state.clone()
-        inputs.follow(self._path_slots(ancestor_rows, length + 1 - inputs.recurrence.num_taps), state)
-        return state
 
     def _last_slots(self, num_taps: int) -> np.ndarray:
         """Return the slots `[T, W]` of the last nodes on the path of each admitted row."""

@@ -8,7 +8,7 @@ Shapes: T rows, W inputs that a step reads, N numbers of an input, M of an outpu
 """
 from __future__ import annotations
 
-from typing import Container, NamedTuple, Protocol, Sequence
+from typing import Callable, Container, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
@@ -83,6 +83,23 @@ class States:
         state = self._after.pop(node, None)
         if state is not None:
             self._after[node] = state
+        return state
+
+    def before(self, nodes: Sequence[int], text_length: int, slots_from: Callable[[int], np.ndarray],
+               inputs: Inputs) -> Tensor:
+        """Return a copy of the state after a path, continued from the nearest one that is kept.
+
+        The path is a text of this length, and these nodes; `slots_from(position)` are those of its inputs.
+        """
+        nearest_state, length = self.text, self.length
+        for depth in range(len(nodes), 0, -1):
+            kept_state = self.after(nodes[depth - 1])
+            if kept_state is not None:
+                nearest_state, length = kept_state, text_length + depth
+                break
+
+        state = nearest_state.clone()
+        inputs.follow(slots_from(length + 1 - inputs.recurrence.num_taps), state)
         return state
 
     def keep(self, node: int, state: Tensor) -> None:

@@ -227,10 +227,8 @@ make_other_env() {
     if [ "$sum" = "$(cat "$1/.installed" 2>/dev/null)" ]; then return; fi
     python="$("$2")" || exit 2
     echo "flowspec: making the environment ${1##*/} with $("$python" --version)${torch:+ and torch $torch} ..." >&2
-    "$python" -m venv --clear "$1" >&2 || fail "$python could not make ${1##*/}: install its venv module."
-    if [ -n "$torch" ] && ! pip_cpu_build "torch==$torch+cpu" >/dev/null; then
-        reason="$(pip_install "torch==$torch")" || pip_failed "torch $torch" $? "$reason"
-    fi
-    reason="$(pip_install -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
+    "$python" -m venv "$1" >&2 || fail "$python could not make ${1##*/}: install its venv module."
+    if [ -n "$torch" ]; then pip_cpu_build --no-deps "torch==$torch+cpu" >/dev/null || true; fi
+    reason="$(pip_install ${torch:+"torch==$torch"} -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
     echo "$sum" >"$1/.installed"
 }

@@ -7,7 +7,8 @@ Shapes: T requested rows, P rows that they attend to, D model, K key/value heads
 """
 from __future__ import annotations
 
-from typing import Sequence, Union
+from functools import partial
+from typing import Iterable, Sequence, Union
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from model.attention import PLAIN, AttentionForm, attend
 from model.cache import AdmittedRows
 from model.llama import LlamaConfig, Slice
+from model.memory import Inputs, Recurrence, States
 from model.native.layers import NativeSlice
 from model.slots import HeldSlots, as_stored, new_slots
 
@@ -44,7 +46,7 @@ class Paths:
     def clear(self) -> None:
         """Forget all paths."""
         config = self._slices[0].config
-        self._caches = [PathCache(config, len(part.layers), self._like, self._code_type) for part in self._slices]
+        self._caches = [PathCache(config, part.layers, self._like, self._code_type) for part in self._slices]
         output_width = config.hidden * (1 + len(self._inner))
         self._outputs = self._like.new_empty(FIRST_ROWS, output_width)  # columns: last hidden states, then inner ones
 
@@ -142,26 +144,36 @@ def _grown(x: Tensor, dim: int, num_rows: int) -> Tensor:
 
 
 class PathCache:
-    """Keys and values `[layers, K, rows, E]` of the layers of a slice, or codes and their scales; the slice uses this
-    cache like a tree cache.
+    """Keys and values `[layers, K, rows, E]` of the layers of a slice, or codes and their scales, and inputs and states
+    of recurrent layers; the slice uses this cache like a tree cache.
 
     `view` is the rows `[T]` to compute, the rows `[P]` that they may attend to, the additive mask `[T, P]`, and the
     distances `[T, P]` between both in positions.
     """
 
-    def __init__(self, config: LlamaConfig, num_layers: int, like: Tensor, code_type: torch.dtype | None) -> None:
+    def __init__(self, config: LlamaConfig, layer_numbers: Iterable[str | int], like: Tensor,
+                 code_type: torch.dtype | None) -> None:
         self.view = (like, like, like, like)
         self._code_type = code_type
-        self._tensors = new_slots((num_layers, config.kv_heads, FIRST_ROWS, config.head_dim), like, code_type)
+        memories = [config.memory(int(number)) for number in layer_numbers]
+        self._tensors = new_slots((len(memories), config.kv_heads, FIRST_ROWS, config.head_dim), like, code_type)
         self._copied: tuple[Tensor, list[Tensor]] | None = None
+
+        # of recurrent layers
+        wide = like.to(torch.promote_types(torch.float32, like.dtype))
+        forms = {layer: memory for layer, memory in enumerate(memories) if memory}
+        self._inputs = {layer: like.new_empty(FIRST_ROWS, form.input_width) for layer, form in forms.items()}
+        self._states = {layer: States(form, wide) for layer, form in forms.items() if form.state_shape}
 
     @property
     def bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self._tensors)
+        tensors = *self._tensors, *self._inputs.values()
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     def make_room(self, num_rows: int) -> None:
         """Allocate memory for this number of rows."""
         self._tensors = [_grown(x, 2, num_rows) for x in self._tensors]
+        self._inputs = {layer: _grown(x, 0, num_rows) for layer, x in self._inputs.items()}
 
     def admitted(self) -> list[AdmittedRows]:
         """Return the rows to compute, over a copy of the slots that they see, until `keep`."""
@@ -192,3 +204,26 @@ class PathCache:
         if form.window:
             mask_TP = mask_TP.masked_fill(distance_TP >= form.window, float("-inf"))
         return attend(q_HTE, [x[layer][:, seen_P] for x in self._tensors], mask_TP, form)
+
+    def recur(self, layer: int, input_TN: Tensor, recurrence: Recurrence) -> Tensor:
+        """Store the rows' inputs of a recurrent layer; return the outputs `[T, M]` after their paths."""
+        row_T, seen_P, mask_TP, _ = self.view
+        self._inputs[layer][row_T] = input_TN
+        inputs = Inputs(self._inputs[layer], 0, recurrence)
+        prefixes = [seen_P[mask_P == 0].numpy() for mask_P in mask_TP]
+        num_taps = recurrence.num_taps
+        steps = inputs.steps(np.stack([_slots_from(prefix, len(prefix) - num_taps) for prefix in prefixes]))
+        if layer not in self._states:
+            return steps[0]
+
+        states, outs = self._states[layer], []
+        for row, (*ancestors, path) in enumerate(prefixes):
+            state = states.before(ancestors, 0, partial(_slots_from, ancestors), inputs)
+            outs.append(recurrence.advance([x[row:row + 1] for x in steps], state))
+            states.keep(path, state)
+        return torch.cat(outs)
+
+
+def _slots_from(prefix: Sequence[int] | np.ndarray, begin: int) -> np.ndarray:
+    """Return the slots of a path's prefixes from a position on; -1 before the first."""
+    return np.append(np.full(max(0, -begin), -1), np.asarray(prefix[max(0, begin):], np.int64))

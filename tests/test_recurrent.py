@@ -1,6 +1,7 @@
 """Recurrent layers in a tree: a row continues the state of its own path, whatever is pruned, dropped or forgotten."""
 import random
 from dataclasses import replace
+from functools import reduce
 from itertools import cycle
 
 import numpy as np
@@ -13,6 +14,7 @@ from config.run_config import RunConfig
 from launch.build import build_stage
 from launch.memory import need
 from launch.pipeline import Pipeline
+from launch.share import ModelShape
 from launch.spec import RankSpec
 from launch.split.write import Layout
 from model import memory
@@ -31,6 +33,7 @@ from model.weights.unfold import Unfolded
 from pipeline import decode as prefixes
 from pipeline.answers import Request
 from pipeline.trace import OFF
+from sim.paths import Paths
 from tests.checkpoints import refused, split_quietly
 from tests.same_rows import alone, in_trees
 from tests.saved import PROMPT
@@ -191,19 +194,43 @@ def test_a_rank_that_is_lost_in_the_middle_reads_the_text_again(saved):
         assert opened.generate(LONG_PROMPT).answer.token_ids == saved.text
 
 
+def filled_bytes(cache):
+    """What a full cache takes, with all states, and one that is being computed."""
+    kept_bytes = sum(memory.MAX_STATES * states.bytes for states in cache.states.values())
+    for begin in range(0, cache.capacity, 50):
+        nodes = range(begin, min(begin + 50, cache.capacity))
+        cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
+        for states in cache.states.values():
+            states.length = cache.settled
+    return cache.bytes + kept_bytes
+
+
 def test_states_and_inputs_are_counted_before_loading(saved):
     for reuse in (False, True):
-        config = RunConfig(dtype="float32", max_length=150, device="cpu", reuse=reuse)
+        config = RunConfig(dtype="float32", max_length=150, device="cpu", reuse=reuse, base_dir=str(saved.base),
+                           max_requests=2)
         spec = RankSpec(config, Part(saved.parts / "stage_3"))
-        cache = build_stage(spec, OFF).cache(0)
-        kept_bytes = sum(memory.MAX_STATES * states.bytes for states in cache.states.values())  # and one is computed
-        for begin in range(0, cache.capacity, 50):
-            nodes = range(begin, min(begin + 50, cache.capacity))
-            cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
-            for states in cache.states.values():
-                states.length = cache.settled
-        stated_bytes = need(spec).cache
-        assert stated_bytes == cache.bytes + kept_bytes if reuse else stated_bytes >= cache.bytes + kept_bytes
+        cache_bytes = filled_bytes(build_stage(spec, OFF).cache(0))
+        stated_bytes = need(spec).cache / 2
+        assert stated_bytes == cache_bytes if reuse else stated_bytes >= cache_bytes
+
+        # a whole model, before it is shared out
+        shape, source = ModelShape.of(config), Unfolded(saved.base)
+        weight_bytes = sum(source.form(name).bytes for name in source.names() if ".layers." in name)
+        whole_cache = shape.sizes.cache(shape.sizes.layers, 150, torch.empty(0), [] if reuse else shape.sizes.windows)
+        stated_bytes, whole_bytes = shape.layer_bytes * shape.sizes.layers - weight_bytes, 2 * filled_bytes(whole_cache)
+        assert stated_bytes == whole_bytes if reuse else stated_bytes >= whole_bytes
+
+
+@pytest.mark.parametrize("room", [1, 16])
+def test_paths_in_virtual_time_are_computed_as_by_stages(monkeypatch, room):
+    monkeypatch.setattr(memory, "MAX_STATES", room)
+    paths = Paths([RECURRENT.slice(0, 1), RECURRENT.slice(1, 4)], [2], RECURRENT.lm_head.weight)
+    for tokens in (PROMPT, [*PROMPT[:4], 9], [*PROMPT, 8, 9], [*PROMPT, 8, 7, 7]):
+        path = reduce(paths.after, tokens, paths.root)
+        hidden_TD, _ = paths.outputs([paths.after(path, 3), path])
+        logits = RECURRENT.logits([*tokens, 3])[[-1, -2]]
+        torch.testing.assert_close(RECURRENT.lm_head(hidden_TD), logits, atol=1e-9, rtol=1e-9)
 
 
 def test_ranks_do_not_share_recurrent_layers(saved, tmp_path):

@@ -18,8 +18,10 @@ from eval.bench import speed
 from eval.keys import Contender, first
 from eval.plan.keys import PlanConfig
 from launch.build import build_decoder
+from launch.memory import GB, cached
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
+from launch.spec import dropping_windows
 from launch.splits import Split
 from launch.virtual import as_virtual
 from model.drafts.draft import Read, Reading
@@ -71,10 +73,15 @@ class Bench:
 
     @property
     def layer_gigabytes(self) -> float:
-        """GB of a layer, and of its keys and values, from the sizes in the profile."""
-        profile = self.profile
-        cache_gigabytes = 2 * profile.row_bytes * profile.layers * self._config.run.max_length / 1e9
-        return (profile.weights + cache_gigabytes) / self.num_layers
+        """GB of a layer, and of its keys, values and states: of the model, or, if the profile is of another one, of two
+        rows for each token."""
+        profile, spec, run = self.profile, self._pipeline.spec, self._config.run
+        sizes, like = spec.sizes, spec.like
+        request_bytes = 2 * profile.row_bytes * profile.layers * run.max_length
+        if (profile.layers, profile.row_bytes) == (sizes.layers, sizes.hidden * like.element_size()):
+            windows = dropping_windows(run, sizes, range(sizes.layers))
+            request_bytes = sum(cached(sizes, windows, spec.context, like, spec.code_type))
+        return (profile.weights + request_bytes / GB) / self.num_layers
 
     def rank_0_times(self) -> tuple[float, float]:
         """Return the milliseconds of a level of the first draft and of a verdict, as this machine computes them."""
