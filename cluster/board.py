@@ -36,6 +36,7 @@ LINE_WORDS = {  # may follow the address; a value that begins with - would be an
     "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
     "name": re.compile(r"[A-Za-z0-9-]+"),
     "layers": re.compile(r"[1-9]\d{0,3}"),
+    "wire": re.compile(r"\d{1,9},\d{1,9}(\.\d{1,3})?"),
 }
 GET_ADDRESS_REQUEST = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 MAX_HOSTS_BYTES = 1 << 20  # of a hosts file
@@ -53,6 +54,7 @@ class Line(NamedTuple):
     spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
     name: str = ""  # in its certificate; a worker with it needs no hosts file
     layers: str = ""  # of a model, that it holds
+    wire: str = ""  # from rank 0, as measured: Mbit/s, ms of a message
 
     def stands_in(self, world: int) -> Sequence[int]:
         """Return the ranks, of `world`, for which this spare may stand in; none for a board that is no spare."""
@@ -150,7 +152,8 @@ class Board(NamedTuple):
 def read_hosts(path: str) -> list[Line]:
     """Read a line for each rank, rank 0 first, and then one for each spare; # begins a comment.
 
-    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]] [name=..] [layers=..]`.
+    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]] [name=..] [layers=..]
+    [wire=MBPS,MS]`.
     """
     file_bytes = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE_LINE}", MAX_HOSTS_BYTES)
     file_text = decoded(file_bytes, path, "save it again as plain text in UTF-8")

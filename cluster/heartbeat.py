@@ -7,11 +7,13 @@ name the same one. Messages are unknown here.
 """
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
+from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from config.failure import PeerLost, explain, guarded
 from config.schema.untrusted import one_line
@@ -20,6 +22,7 @@ from pipeline.trace import Meter
 LOSS_KEY = "heartbeat/lost"  # key of the first loss in the store, a sentence
 BEAT_SECONDS = 0.5  # between two beats
 END_COUNT = 1 << 40  # added to the beats of a rank that ends in order
+NUM_EXCHANGES = 8  # with the store, of which the shortest counts
 
 
 def report_loss(store: Any, loss: str, suffix: str = "") -> str:
@@ -35,6 +38,15 @@ def report_loss(store: Any, loss: str, suffix: str = "") -> str:
 def reported_loss(store: Any) -> str:
     """Return the loss that ended the run of this store, as a sentence; empty if there is none."""
     return one_line((store.look(LOSS_KEY) or b"").decode(errors="replace"))
+
+
+class RankState(NamedTuple):
+    """What a rank says of itself with each beat."""
+
+    busy: float  # share, from 0 to 1, of the last seconds in which it worked
+    away: float = 0.0  # ms of an exchange with rank 0, the shortest of the last ones; 0: unknown
+    free: float = 0.0  # GB of its machine's memory; 0: unknown
+    layer: float = 0.0  # GB of one of its layers, with keys and values; 0: it has none
 
 
 class LossRecord:
@@ -74,6 +86,8 @@ class Heartbeat:
         self._last_beat_at: dict[int, float] = {}  # times at which these counts last changed
         self._store_answered_at = 0.0
         self._beats_read_at = 0.0
+        self._exchange_times: deque[float] = deque(maxlen=NUM_EXCHANGES)  # ms
+        self.memory: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # returns `free` and `layer` of a state
 
     def start(self, on_loss: Callable[[str], None]) -> None:
         """Start the threads; after `begin`, `on_loss` is called with the first loss of each membership."""
@@ -169,13 +183,14 @@ class Heartbeat:
             return f"{self._names[peer]} has ended"
         return self._silence_of(peer, seconds) if peer in self.silent_peers(seconds) else ""
 
-    def busy_shares(self) -> list[float]:
-        """Return for each rank the share, from 0 to 1, of the last seconds in which it worked."""
-        try:
-            ranks = sorted([self._rank, *self.others])
-            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in ranks]
-        except (RuntimeError, OSError):  # the store is lost, which is reported elsewhere
-            return []
+    def states(self) -> dict[str, RankState]:
+        """Return the state of each rank by its name, in the order of the ranks; none if the store is lost."""
+        states_by_name = {}
+        with suppress(RuntimeError, OSError):  # which is reported elsewhere
+            for rank, name in enumerate(self._names):
+                entry = self.store.look(f"state/{rank}")
+                states_by_name[name] = RankState(**json.loads(entry)) if entry else RankState(0.0)
+        return states_by_name
 
     # --- the threads --------------------------------------------------------------------------------------------------
 
@@ -205,11 +220,13 @@ class Heartbeat:
                     return
 
     def _write_beat(self) -> None:
-        """Count a beat of this rank, and update the share of time in which it worked."""
+        """Count a beat of this rank, and write its state."""
+        sent_at = time.monotonic()
         self.store.add(f"heartbeat/{self._rank}", 1)
-        busy_key = f"busy/{self._rank}"
-        written_share = self.store.add(busy_key, 0)
-        self.store.add(busy_key, round(1000 * self.meter.share()) - written_share)
+        self._exchange_times.append(1e3 * (time.monotonic() - sent_at))
+
+        state = RankState(self.meter.share(), min(self._exchange_times), *self.memory())
+        self.store.set(f"state/{self._rank}", json.dumps(state._asdict()))
 
     def _read_beats(self) -> None:
         """Read the beats of all peers."""

@@ -166,7 +166,7 @@ class OpenedMemberships(Memberships):
     def _all_come(self, waits_until: float) -> bool:
         starts_the_run = self.number == 1  # at the first start a rank may take its time to import modules
         hung_before: set[int] = set()
-        while missing := self._missing_ranks():
+        while missing := self.missing_ranks():
 
             # ranks that hang
             hung_now = set() if starts_the_run else set(missing).intersection(self._heartbeat.silent_peers())
@@ -187,6 +187,6 @@ class OpenedMemberships(Memberships):
         self._store.set(COMPLETE, str(self.number))
         return True
 
-    def _missing_ranks(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Return the ranks that have not come to this membership."""
         return [peer for peer in self._heartbeat.others if door_of(self._store, peer)[0] < self.number]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Collection, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
+from config.console import run
 from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
 from config.keys import HELP, BoardKeys, Option, facts_by_name, in_full, key_lines, nearest, options, parsed
@@ -330,3 +332,13 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
 def shown_path(path: str) -> str:
     """Return a path for display, relative to the repository if it lies there."""
     return os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else path or "no model folder"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check the words of a run, for shell scripts; raises ValueError for a wrong one."""
+    parse(argv)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

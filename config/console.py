@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, Iterator, NoReturn, Sequence, TypeVar
 
 from config.failure import PeerLost, explain, is_expected
 
@@ -66,6 +66,13 @@ def say(sentence: str, before: str = "") -> None:
     """Print a message on stderr, if that is open; `before` is printed first, as "\\n" for an empty line."""
     with suppress(OSError, ValueError):  # the terminal may be gone, or the stream closed
         print(f"{before}flowspec: {sentence}", file=sys.stderr)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each row, with its cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
 
 
 def run(main: Callable[[Words], int], argv: Words) -> int:

@@ -77,6 +77,12 @@ def need(spec: RankSpec) -> Need:
     return together(needs)
 
 
+def layer_bytes(spec: RankSpec) -> float:
+    """Return the bytes of one of a rank's layers, with keys and values; 0 if it has none."""
+    stage = _stage(spec) if spec.layers else Need()
+    return (stage.weights + stage.cache) / max(1, spec.layers)
+
+
 def _stage(spec: RankSpec) -> Need:
     """Return the memory of a rank's share of its layers."""
     part = spec.part

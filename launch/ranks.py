@@ -18,7 +18,7 @@ import torch.distributed as dist
 from cluster import processes
 from cluster.board import Board, find_board
 from cluster.folder import RENDEZVOUS, Folder, hold, private_folder
-from cluster.heartbeat import Heartbeat
+from cluster.heartbeat import Heartbeat, RankState
 from cluster.memberships import FollowedMemberships, Meeting, Memberships, OpenedMemberships, door_of
 from cluster.processes import GRACE_SECONDS, INTERFACE_VARIABLE, LAUNCHER_VARIABLE, POLL_SECONDS, Ranks, launched
 from cluster.rendezvous import Coordinator
@@ -27,6 +27,8 @@ from cluster.torch_wires import torch_wires
 from cluster.transport import Wire
 from config.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from config.failure import PeerLost, explain, guarded
+from launch.available import available
+from launch.memory import GB, layer_bytes
 from launch.prepare import Prepared, check_split, prepare
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
@@ -156,7 +158,16 @@ class Member:
         elif config.trace and not is_returning:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
 
-        return Rank(spec, self.connections, self.trace, busy_shares=self.heartbeat.busy_shares, rejoin=self.rejoin)
+        layer_gigabytes = layer_bytes(spec) / GB
+        self.heartbeat.memory = lambda: (available() / GB, layer_gigabytes)
+        return Rank(spec, self.connections, self.trace, states=self.states, rejoin=self.rejoin)
+
+    def states(self) -> dict[str, RankState | None]:
+        """Return the state of each rank by its name; None for a lost one that has not come back. For rank 0."""
+        assert isinstance(self._memberships, OpenedMemberships) and self.heartbeat, "rank 0 asks, once it is connected"
+        states = self.heartbeat.states()
+        missing_ranks = self._memberships.missing_ranks() if states else []
+        return {name: None if rank in missing_ranks else state for rank, (name, state) in enumerate(states.items())}
 
     def _torch_wires(self) -> Sequence[Wire]:
         """Create wires of torch.distributed, together with all other ranks; raises PeerLost if one is lost before."""
@@ -366,8 +377,9 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
     all_connections = between_threads(config.cluster, placement, traces)
 
-    def busy_shares() -> list[float]:
-        return [connections.meter.share() for connections in all_connections]
+    def states() -> dict[str, RankState | None]:
+        return {f"rank {rank}": RankState(connections.meter.share(), free=available() / GB)
+                for rank, connections in enumerate(all_connections)}
 
     def on_failure(thread_name: str, error: BaseException) -> None:
         show(error, config.debug)
@@ -376,7 +388,7 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
 
     specs = map(prepared.spec, range(placement.world))
     parts_of_ranks = zip(specs, all_connections, traces)
-    rank_0, *others = (Rank(*parts, busy_shares=busy_shares) for parts in parts_of_ranks)
+    rank_0, *others = (Rank(*parts, states=states) for parts in parts_of_ranks)
     with torch_as_it_was():
         threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, on_failure) for rank in others]
         try:

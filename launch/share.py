@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -15,7 +16,7 @@ import torch
 from cluster.agreement import code_version
 from cluster.board import Line
 from cluster.lobby import Guest
-from config.console import say
+from config.console import aligned, say
 from config.profiles import Profile
 from config.run_config import RunConfig
 from launch.measure import layer_times, wire_times
@@ -42,6 +43,10 @@ class Measured(NamedTuple):
     free_gigabytes: float
     latency: float  # ms of a message
     mbps: float
+
+    def as_line(self, num_layers: int) -> Line:
+        """Return it as a line of a hosts file, with the layers that it holds."""
+        return self.board.with_layers(num_layers)._replace(wire=f"{self.mbps:.0f},{self.latency:.1f}")
 
 
 class ModelShape(NamedTuple):
@@ -99,15 +104,17 @@ def proposal(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> l
     num_layers = shape.sizes.layers
     max_layers = [min(num_layers, int(FREE_SHARE * GB * board.free_gigabytes / shape.layer_bytes))
                   for board in measured_boards]
-    splits = best_splits(site_of(shape, measured_boards), max_layers, num_layers, num_rows=1)
+    wires = [(board.latency, board.mbps) for board in measured_boards]
+    site = site_of(shape.sizes, shape.like, [board.layer_ms for board in measured_boards], wires)
+    splits = best_splits(site, max_layers, num_layers, num_rows=1)
     if not splits:
         rooms = ", ".join(f"{each.board.name} {count}" for each, count in zip(measured_boards, max_layers))
         raise ValueError(f"the model has {num_layers} layers of {shape.layer_bytes / GB:.2g} GB, and these boards have "
                          f"room for fewer: {rooms}; start more boards, free memory there, or give a smaller max_length")
 
-    split = min(splits, key=lambda each: each.round_time + each.slowest_time)
+    split = min(splits, key=attrgetter("guessing_time"))
     print("\n".join(table(split, measured_boards)), file=sys.stderr)
-    return [measured_boards[number - 1].board.with_layers(count) for number, count in zip(split.boards, split.layers)]
+    return [measured_boards[number - 1].as_line(count) for number, count in zip(split.boards, split.layers)]
 
 
 def measured(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> list[Measured]:
@@ -140,15 +147,19 @@ def measured(config: RunConfig, shape: ModelShape, boards: Sequence[Guest]) -> l
     return measured_boards
 
 
-def site_of(shape: ModelShape, boards: Sequence[Measured]) -> Profile:
-    """Return measured boards as a planner sees them, for segments of a row; two boards are as far apart as usual."""
-    fastest_ms = min(board.layer_ms for board in boards)
-    latency, mbps = median(board.latency for board in boards), median(board.mbps for board in boards)
-    factors = tuple(board.layer_ms / fastest_ms for board in boards)
-    links = tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1))
+def site_of(sizes: LlamaConfig, like: torch.Tensor, layer_times: Sequence[float],
+            wires: Sequence[tuple[float, float]]) -> Profile:
+    """Return boards as a planner sees them, by the ms of a layer of each, whatever the rows.
 
-    row_bytes = shape.sizes.hidden * shape.like.element_size()
-    return Profile("", shape.sizes.layers, row_bytes, model=fastest_ms * shape.sizes.layers, row=0.0, free=1, token=0.0,
+    Wires, from rank 0 to each, have the ms of a message and Mbit/s; two boards are as far apart as usual.
+    """
+    fastest_ms = min(layer_times)
+    latency, mbps = map(median, zip(*wires))
+    factors = tuple(layer_ms / fastest_ms for layer_ms in layer_times)
+    links = tuple((0, rank, *wire) for rank, wire in enumerate(wires, 1))
+
+    row_bytes = sizes.hidden * like.element_size()
+    return Profile("", sizes.layers, row_bytes, model=fastest_ms * sizes.layers, row=0.0, free=1, token=0.0,
                    level=0.0, verdict=0.0, latency=latency, mbps=mbps, step=latency,
                    factors=factors, links=links)
 
@@ -156,16 +167,13 @@ def site_of(shape: ModelShape, boards: Sequence[Measured]) -> Profile:
 def table(split: Split, measured_boards: Sequence[Measured]) -> Iterator[str]:
     """Yield the lines about a split: a row for each board, with its layers, and the expected speed."""
     layers_of = dict(zip(split.boards, split.layers))
-    rows = [COLUMNS]
+    rows: list[Sequence[str]] = [COLUMNS]
     for number, (board, *figures) in enumerate(measured_boards, 1):
         layer_ms, free_gigabytes, latency, mbps = figures
         rows.append((board.name, board.address, str(layers_of.get(number, "none")), f"{free_gigabytes:.1f}",
                      f"{layer_ms:.2f}", f"{latency:.1f}", f"{mbps:.0f}"))
 
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-
-    plain_speed, guessing_speed = 1e9 / split.round_time, 2e9 / (split.round_time + split.slowest_time)
+    yield from aligned(rows)
+    plain_speed, guessing_speed = 1e9 / split.round_time, 2e9 / split.guessing_time
     yield (f"expected: {plain_speed:.1f} tokens/s without guesses, {guessing_speed:.1f} if every second guess is right "
            "(an estimate)")

@@ -23,6 +23,11 @@ class Split(NamedTuple):
     boards: tuple[int, ...]  # their ranks in the profile, in ascending order
     layers: tuple[int, ...]  # the number of layers of each
 
+    @property
+    def guessing_time(self) -> int:
+        """The time of two tokens if every second guess is right."""
+        return self.round_time + self.slowest_time
+
 
 def best_splits(site: Profile, max_layers: Sequence[int], num_layers: int, num_rows: int) -> list[Split]:
     """Return the splits that no other one beats in both times, the one with the shortest round first.
@@ -39,6 +44,20 @@ def best_splits(site: Profile, max_layers: Sequence[int], num_layers: int, num_r
     return splits
 
 
+def timed(site: Profile, layer_counts: Sequence[int], num_rows: int) -> Split:
+    """Return the split that gives each board this number of layers, in the order of the profile; some have none."""
+    split = Split(0, 0, (), ())
+    for board, num_layers in enumerate(layer_counts, 1):
+        if num_layers:
+            stage_time = num_layers * _layer_time(site, board, sum(layer_counts), num_rows)
+            split = _computed(_carried(site, split, board, num_rows), board, num_layers, stage_time)
+    return _carried(site, split, 0, num_rows)
+
+
+def _layer_time(site: Profile, board: int, num_layers: int, num_rows: int) -> int:
+    return round(NANOSECONDS * site.board(board).stage(1 / num_layers, num_rows, 0))
+
+
 def _shortest_round(site: Profile, max_layers: Sequence[int], num_layers: int, num_rows: int, limit: int
                     ) -> Split | None:
     """Return the split with the shortest round among those whose slowest stage and wire take less than `limit`.
@@ -48,7 +67,7 @@ def _shortest_round(site: Profile, max_layers: Sequence[int], num_layers: int, n
     shortest = {(0, 0): Split(0, 0, (), ())}
 
     for board, max_added in enumerate(max_layers, 1):
-        layer_time = round(NANOSECONDS * site.board(board).stage(1 / num_layers, num_rows, 0))
+        layer_time = _layer_time(site, board, num_layers, num_rows)
         for (_, num_before), split in list(shortest.items()):
             carried = _carried(site, split, board, num_rows)
             for num_added in range(1, 1 + min(max_added, num_layers - num_before)):

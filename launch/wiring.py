@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import torch.distributed as dist
 
-from cluster.heartbeat import Heartbeat
+from cluster.heartbeat import Heartbeat, RankState
 from cluster.transport import Inbox, LocalLink, ProcessLink
 from config.failure import PeerLost
 from config.profiles import Profile
@@ -52,9 +52,9 @@ class RankConnections:
             on_link(link)
 
 
-def unknown_load() -> list[float]:
-    """Return no load of any rank: nobody measures it."""
-    return []
+def unknown_states() -> dict[str, RankState | None]:
+    """Return no state of any rank: nobody measures them."""
+    return {}
 
 
 class Rank(NamedTuple):
@@ -64,7 +64,7 @@ class Rank(NamedTuple):
     connections: RankConnections
     trace: NoTrace
     clock: Clock = REAL
-    busy_shares: Callable[[], list[float]] = unknown_load  # how much of its last seconds each rank worked, if known
+    states: Callable[[], dict[str, RankState | None]] = unknown_states  # of each rank, by name; None: it is lost
     restart: Callable[[bool], object] = lambda same_question: None  # restarts virtual time for the next one
     rejoin: Callable[[PeerLost], None] = no_recovery  # returns when all are connected again after a loss, or raises
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from operator import add
 from typing import AbstractSet, Sequence
@@ -142,10 +142,14 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: dict[int, CurvePoint] = {}  # by the number of bits of their rows
+        self._num_visits: Counter[int] = Counter()  # of each point
+        self.num_rows = 0  # so far
 
     def learn(self, visit: Visit) -> None:
         """Add a measurement."""
         num_bits = visit.rows.bit_length()
+        self._num_visits[num_bits] += 1
+        self.num_rows += visit.rows
         rows, seconds = self._points.get(num_bits, visit)
         mean_seconds = seconds + NEW_WEIGHT * (visit.seconds - seconds)
 
@@ -156,6 +160,12 @@ class Curve:
 
         # the measured point
         self._points[num_bits] = rows + NEW_WEIGHT * (visit.rows - rows), mean_seconds
+
+    @property
+    def usual_rows(self) -> int:
+        """The rows of the most frequent visits."""
+        [(num_bits, _)] = self._num_visits.most_common(1)
+        return round(self._points[num_bits][0])
 
     def of(self, row_counts: Sequence[int]) -> list[float]:
         """Return the seconds for each of these numbers of rows.
@@ -175,20 +185,20 @@ class StageTimes:
     """The curves of all stages of a ring, and of the wires between them."""
 
     def __init__(self) -> None:
-        self._curves: list[Curve] = []
+        self.curves: list[Curve] = []  # of each stage that was visited
         self._wire_points: dict[int, CurvePoint] = {}  # like the points of a curve, with the shortest measured times
         self._slowest_stage: list[CurvePoint] = []  # curve of the slowest stage; empty after a new measurement
         self._whole_way: list[CurvePoint] = []  # curve of all stages and wires together
 
     def learn(self, visits: Sequence[Visit], round_trip: float) -> None:
         """Add the visits of a returned message, and the seconds of its round trip."""
-        while len(self._curves) < len(visits):
-            self._curves.append(Curve())
-        for curve, visit in zip(self._curves, visits):
+        while len(self.curves) < len(visits):
+            self.curves.append(Curve())
+        for curve, visit in zip(self.curves, visits):
             curve.learn(visit)
 
         num_rows = visits[0].rows if visits else 0
-        has_visited_all = len(visits) == len(self._curves)
+        has_visited_all = len(visits) == len(self.curves)
         wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
         is_whole = num_rows and has_visited_all and visits[-1].rows == num_rows  # nothing was pruned in flight
         if is_whole and wire_seconds > 0:  # else the estimate was wrong, and the factor would lower it for ever
@@ -224,7 +234,7 @@ class StageTimes:
             return
 
         # stages
-        stage_curves = [curve.of(CURVE_ROWS) for curve in self._curves]
+        stage_curves = [curve.of(CURVE_ROWS) for curve in self.curves]
         seconds_by_stage = list(zip(*stage_curves)) or [(0.0,)] * len(CURVE_ROWS)
 
         # wires
@@ -239,7 +249,7 @@ class StageTimes:
         # the slowest stage, or wire: rows follow each other on it, too
         (first_rows, first_seconds), (last_rows, last_seconds) = wire_curve[0], wire_curve[-1]
         seconds_per_row = (last_seconds - first_seconds) / max(1, last_rows - first_rows)
-        wire_share = 1 / max(1, len(self._curves))  # as many wires carry the rows from stage to stage
+        wire_share = 1 / max(1, len(self.curves))  # as many wires carry the rows from stage to stage
         self._slowest_stage = [(num_rows, max(*stages, wire_share * seconds_per_row * num_rows))
                                for num_rows, stages in zip(CURVE_ROWS, seconds_by_stage)]
 

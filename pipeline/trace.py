@@ -42,6 +42,23 @@ class Clock:
 REAL = Clock()
 
 
+class Rate:
+    """The rise of a total per second, in about the last `SHARE_WINDOW` seconds."""
+
+    def __init__(self) -> None:
+        self._samples = deque([(time.monotonic(), 0.0)])  # times, with the totals at them
+
+    def of(self, total: float) -> float:
+        """Return the rate up to now, given the present total; a smaller one than before has begun again."""
+        now = time.monotonic()
+        self._samples.append((now, total))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - SHARE_WINDOW:
+            self._samples.popleft()
+
+        oldest_time, oldest_total = self._samples[0]
+        return max(0.0, total - oldest_total) / max(now - oldest_time, 1e-9)
+
+
 class Meter:
     """A meter of the share of time in which a rank works, rather than waits for messages.
 
@@ -50,7 +67,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._work_times: tuple[float, float | None] = (0.0, None)  # seconds of finished work; start of present work
-        self._share_samples = deque([(time.monotonic(), 0.0)])  # times, with the seconds of work until then
+        self._work_rate = Rate()
 
     @property
     def seconds(self) -> float:
@@ -77,13 +94,7 @@ class Meter:
 
     def share(self) -> float:
         """Return the share of work, from 0 to 1, in about the last `SHARE_WINDOW` seconds."""
-        now, work_seconds = time.monotonic(), self.seconds
-        self._share_samples.append((now, work_seconds))
-        while len(self._share_samples) > 2 and self._share_samples[1][0] <= now - SHARE_WINDOW:
-            self._share_samples.popleft()
-
-        oldest_time, oldest_work_seconds = self._share_samples[0]
-        return min(1.0, (work_seconds - oldest_work_seconds) / max(now - oldest_time, 1e-9))
+        return min(1.0, self._work_rate.of(self.seconds))
 
 
 class NoTrace:

@@ -54,7 +54,7 @@ class Server:
     """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
     GETS = {**dict.fromkeys(page_files.FILES, "page"), **dict.fromkeys(("/v1", "/v1/"), "to_page"),
-            "/livez": "liveness", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
+            "/livez": "liveness", "/cluster": "cluster", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
             "/v1/models": "list_models", "/v1/models/{name:path}": "show_model"}
     ANSWERS: Mapping[str, tuple[type[Body], Translate, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
@@ -124,6 +124,12 @@ class Server:
         if not is_well and health.retry_seconds:
             response.headers["Retry-After"] = str(health.retry_seconds)
         return response
+
+    def cluster(self) -> Response:
+        """Return the state of the pipeline, and what is known of its boards; on a thread, since the planner is asked."""
+        health, overview = self.engine.health, self.engine.overview
+        boards = overview.as_json() if overview else {"boards": []}
+        return as_json({"status": health.status, "reason": health.reason, "model": self.model_name, **boards})
 
     async def metrics(self) -> Response:
         return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from config.console import say, show
 from config.failure import explain, guarded
+from launch.overview import Overview
 from launch.pipeline import Generation, Pipeline
 from launch.request_loop import POLL_SECONDS, Job, RequestLoop
 from model.grammar import Grammar
@@ -114,6 +115,7 @@ class Engine(RequestLoop):
         self.facts: PipelineFacts | None = None  # of the pipeline, once it was ready
         self.on_ready: Callable[[], None] = lambda: None  # called each time that the pipeline is ready
         self._ring: Ring | None = None  # of the present pipeline
+        self.overview: Overview | None = None  # of its boards
 
         # jobs
         self._waiting: list[AnswerJob] = []  # some may be finished already
@@ -128,7 +130,7 @@ class Engine(RequestLoop):
         # pings and measurements
         self._pinged_at = self._answered_at = 0.0  # when the ring was last pinged, and last known to answer
         self._num_returned = 0  # messages that had come back by then
-        self._busy_read_at = 0.0  # when the busy shares were last read
+        self._busy_read_at = 0.0  # when the states of the ranks were last read
 
     # --- called by other threads --------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class Engine(RequestLoop):
 
             with suppress(ValueError):  # a request with a grammar gives the reason
                 pipeline.prepare_grammars()
-            self._ring, self.facts = pipeline.ring, PipelineFacts.of(pipeline)
+            self._ring, self.facts, self.overview = pipeline.ring, PipelineFacts.of(pipeline), Overview(pipeline)
             self.state = Health("ready")
             self.on_ready()
 
@@ -261,9 +263,10 @@ class Engine(RequestLoop):
             self._begin_or_compile(self._waiting.pop(0), pipeline)
 
         self._check_ring(pipeline.ring)
-        if time.monotonic() - self._busy_read_at >= POLL_SECONDS:
+        if self.overview and time.monotonic() - self._busy_read_at >= POLL_SECONDS:
             self._busy_read_at = time.monotonic()
-            self.metrics.occupy(pipeline.rank.busy_shares())
+            self.overview.sample()
+            self.metrics.occupy([state.busy if state else 0.0 for state in self.overview.states.values()])
 
         self.metrics.num_running.set(len(self._running_jobs))
         self.metrics.num_waiting.set(len(self._waiting))
@@ -379,6 +382,7 @@ class Engine(RequestLoop):
             say(reason)
         is_final = gives_up or was_loading or not self.limits.restart
         self.state, self._ring = Health("lost" if is_final else "restarting", reason), None
+        self.overview = None
         self.error = error if was_loading else None
         self.metrics.occupy([])
 

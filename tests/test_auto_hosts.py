@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import stat
@@ -272,7 +273,7 @@ def test_a_board_is_paired_once_and_its_hosts_file_is_used_again(quiet, worker, 
     words = ["toy", f"keys={tmp_path / 'keys'}", f"master=:{port}", "hosts=auto", f"codes={CODE}"]
     resolved = resolve(words)
     hosts_file = tmp_path / "boards.txt"
-    assert hosts_file.read_text() == f"{HERE} name=laptop\n{HERE} name=pi-3 layers=8\n"
+    assert re.fullmatch(rf"{HERE} name=laptop\n{HERE} name=pi-3 layers=8 wire=\d+,\d+\.\d\n", hosts_file.read_text())
     assert (resolved.keys.run.hosts, resolved.keys.run.stages) == (str(hosts_file), "0+8")
     assert "pi-3   127.0.0.1  8       1.0      1.00" in capsys.readouterr().err
     assert stat.S_IMODE((tmp_path / "pi" / "keys").stat().st_mode) == 0o700
@@ -388,8 +389,8 @@ def toy(*words):
 
 def test_layers_go_by_speed_and_room_and_the_table_says_so(shape, capsys):
     boards = [Stub("pi-1", 1, 8), Stub("pi-2", 3, 8), Stub("pi-3", 1, 0.3)]
-    assert proposal(toy(), shape, boards) == [Line("10.0.0.1", name="pi-1", layers="6"),
-                                              Line("10.0.0.3", name="pi-3", layers="2")]
+    assert proposal(toy(), shape, boards) == [Line("10.0.0.1", name="pi-1", layers="6", wire="1000,0.1"),
+                                              Line("10.0.0.3", name="pi-3", layers="2", wire="1000,0.1")]
     head, first, second, third, speed = capsys.readouterr().err.splitlines()[1:]
     assert (head.split(), first.split()) == (
         "board address layers GB free ms a layer ms away Mbit/s".split(),
@@ -424,7 +425,7 @@ def test_a_given_split_decides_how_many_boards_there_are(saved):
 
 
 def test_a_hosts_file_with_layers_is_a_split(tmp_path):
-    text = "b0\nb1 name=pi-1 layers=5\nb2 layers=3\nb3 spare\n"
+    text = "b0\nb1 name=pi-1 layers=5 wire=1055,0.8\nb2 layers=3\nb3 spare\n"
     assert stages_for(read_hosts_text(text), "hosts") == "0+5+3"
     assert "".join(f"{line}\n" for line in read_hosts_text(text)) == text
     (tmp_path / "hosts").write_text(text)

@@ -64,13 +64,23 @@ def test_who_waits_for_a_message_is_idle(now):
     assert own.seconds == 2.0
 
 
-def test_every_rank_hears_how_busy_the_others_are(tmp_path):
+def test_a_total_rises_by_its_last_seconds_and_one_that_begins_again_has_no_rate(now):
+    rate, rates = meter.Rate(), []
+    for second, total in enumerate((4, 8, 8, 8, 3, 5), 1):
+        now[0] = float(second)
+        rates.append(rate.of(total))
+    assert rates == [4.0, 4.0, 2.0, 0.0, 0.0, 0.0]
+
+
+def test_every_rank_hears_how_busy_the_others_are_and_what_memory_they_have(tmp_path):
     ranks = [Heartbeat(Folder(str(tmp_path)), rank, 2, timeout=30) for rank in range(2)]
+    ranks[1].memory = lambda: (7.5, 0.25)
     for each in ranks:
         each.start(print)
     with ranks[1].meter:
-        assert wait_until(lambda: ranks[0].busy_shares()[1] > 0.9, 30)
-        assert ranks[0].busy_shares()[0] == 0.0
-        assert ranks[1].busy_shares() == ranks[0].busy_shares()
+        assert wait_until(lambda: ranks[0].states()["rank 1"].busy > 0.9, 30)
+        first, second = ranks[0].states().values()
+        assert (first.busy, first.free, second.free, second.layer) == (0.0, 0.0, 7.5, 0.25)
+        assert second.away > 0 and list(ranks[1].states()) == ["rank 0", "rank 1"]
     for each in ranks:
         each.stop()

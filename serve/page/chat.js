@@ -411,6 +411,7 @@ async function look() {
       if (!asking) showTalk();
     }
   } catch { /* it cannot be reached */ }
+  if (!key_problem) await readBoards(headers());
   at("health").textContent = state;
   at("health").hidden = !state;
 }
@@ -443,6 +444,11 @@ at("settings_dialog").addEventListener("close", () => {
   keepSettings();
   if (settings.key !== key) unlock(settings.key);
 });
+at("show_boards").addEventListener("click", () => {
+  showBoards(at("boards").hidden);
+  keep(localStorage, "boards", !at("boards").hidden);
+  look();
+});
 at("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme
     ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -466,6 +472,7 @@ addEventListener("pagehide", () => {
 });
 
 setTheme(kept(localStorage, "theme", ""));
+showBoards(kept(localStorage, "boards", false));
 at("live").open = kept(localStorage, "live", true);
 at("prompt").value = kept(sessionStorage, "prompt", "");
 fitPrompt();

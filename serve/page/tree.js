@@ -121,9 +121,8 @@ function showMeters(sight) {
   at("ranks").replaceChildren(...sight.busy.map((share, rank) => {
     const meter = document.createElement("div");
     meter.className = "rank";
-    const name = labelled("", rank);
-    name.prepend(labelled("word", "rank "));
-    meter.append(name, labelled("number", Math.round(100 * share) + " %"), bar(share, "", `rank ${rank} busy`));
+    const name = board_names[rank] ?? `rank ${rank}`;
+    meter.append(labelled("name", name), labelled("number", Math.round(100 * share) + " %"), bar(share, "", `${name} busy`));
     return meter;
   }));
 }
