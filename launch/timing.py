@@ -17,6 +17,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,8 +63,12 @@ def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
     if embeds:
         return torch.arange(num_rows) % sizes.vocab
 
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(num_rows, sizes.hidden, generator=generator).to(like)
+    return random_tensor(np.random.default_rng(0), num_rows, sizes.hidden).to(like)
+
+
+def random_tensor(numbers: np.random.Generator, *shape: int) -> Tensor:
+    """Return normal float32 numbers; torch's own generators need what `config/lean_torch.py` leaves out."""
+    return torch.from_numpy(numbers.standard_normal(shape, np.float32))
 
 
 def passes(stage: Stage, inputs: Tensor, scale: float, max_tokens: int) -> Iterator[Passed]:
@@ -129,7 +134,7 @@ def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, 
 
 def random_weights(body: Slice) -> dict[str, Tensor]:
     """Return weights for layers, always the same: norms of ones, and matrices that roughly keep a row's length."""
-    generator = torch.Generator().manual_seed(1)
+    numbers = np.random.default_rng(1)
     weights_by_name = {}
     for name, parameter in body.named_parameters():
         shape = parameter.shape
@@ -137,7 +142,7 @@ def random_weights(body: Slice) -> dict[str, Tensor]:
         if is_norm:
             weights_by_name[name] = torch.ones(shape)
         else:
-            weights_by_name[name] = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+            weights_by_name[name] = random_tensor(numbers, *shape) / shape[-1] ** 0.5
     return weights_by_name
 
 

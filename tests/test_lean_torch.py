@@ -29,3 +29,25 @@ def test_rules_for_shapes_come_with_the_library_that_needs_them():
     pytest.importorskip("bitsandbytes")
     done = run_program(sys.executable, "-c", QUANTIZED)
     assert done.stdout == "False\ntorch.Size([32, 1]) 63.0 True\n", done.stderr
+
+
+LEAN = """
+from config.lean_torch import omit_shape_rules
+omit_shape_rules()
+import sys, torch
+from launch.timing import measure
+from model.weights.onednn import _tested_unit
+linear = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+print(_tested_unit(linear, linear.weight) > 0, "torch._decomp" in sys.modules)
+sizes = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 256,
+         "rms_norm_eps": 1e-5}
+request = {"config": sizes, "layers": 1, "dtype": "float32", "device": "cpu", "quant": "none", "threads": 1,
+           "context": 64, "kernel": "torch", "seconds": 0.0}
+print(len(measure(request)["passes"]) > 0)
+"""
+
+
+def test_without_them_a_board_is_timed_and_packed_products_are_tried():
+    done = run_program(sys.executable, "-c", LEAN)
+    assert done.stdout == "True False\nTrue\n", done.stderr

@@ -446,3 +446,32 @@ def test_nothing_is_wider_than_a_narrow_screen_and_a_tree_fits_its_place(page):
     assert page.run(FITS)
     assert page.run("return at('tree').scrollHeight - at('tree').offsetHeight") <= 0
     assert page.run("return count('#tree circle')") > 6
+
+
+BOARD = {"free_gb": 20.64, "rows_per_second": 31.2, "segment_ms": 24.0, "round_trip_ms": 0.8, "mbps": 1055.0,
+         "sent_mbps": 0.29}
+CLUSTER = {"version": "ef1226484aa6", "kind": "real", "slowest": 2, "advice": "1 layer fewer on pi-2: 14 % faster",
+           "boards": [{"name": "laptop", "rank": "rank 0 (laptop)", "state": "here", "layers": 0, "busy": 0.5},
+                      {"name": "pi-1", "rank": "rank 1 (pi-1)", "state": "lost", "layers": 5, "busy": 0, **BOARD},
+                      {"name": "pi-2", "rank": "rank 2 (pi-2)", "state": "here", "layers": 3, "busy": 1, **BOARD}]}
+
+
+def test_the_boards_are_shown_beside_the_chat_and_can_be_reached_by_keys(page):
+    page.run("at('show_boards').focus()")
+    page.press(ENTER)
+    assert becomes(page, "count('.card') === 5 && !at('boards').hidden")
+    assert page.run("return [...document.querySelectorAll('.card h3')].map((name) => name.textContent)") == [
+        f"rank {rank}" for rank in range(5)]
+    page.run(f"readBoards = () => {{}}; showCluster({json.dumps(CLUSTER)})")
+    texts = page.run("return [...document.querySelectorAll('.card')].map((card) => [card.className, card.innerText])")
+    assert [kind for kind, _ in texts] == ["card", "card lost", "card slowest"]
+    assert "20.6 GB" in texts[1][1] and "GB" not in texts[0][1] and "the slowest" in texts[2][1]
+    assert page.run("return at('advice').textContent") == CLUSTER["advice"]
+    assert page.accessible("#boards") == ("region", "Boards") and page.accessible("#show_boards") == ("button", "Boards")
+    assert page.accessible(".card.lost") == ("article", "pi-1")
+    assert page.accessible(".card.lost .bar") == ("meter", "pi-1 at work")
+    assert page.run(FITS)
+    assert page.run("return at('boards').scrollWidth <= at('boards').clientWidth")
+    assert page.run("return at('ask').getBoundingClientRect().bottom <= innerHeight + 1")
+    page.press(ENTER)
+    assert page.run("return [at('boards').hidden, at('show_boards').ariaExpanded]") == [True, "false"]
