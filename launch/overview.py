@@ -90,7 +90,8 @@ class Overview:
         return [self._card(rank, name, state, loss) for rank, (name, state) in enumerate(self.states.items())]
 
     def _card(self, rank: int, name: str, state: RankState | None, loss: str) -> BoardCard:
-        known, work, wire = state or NO_STATE, self._work_of(rank), self._wire(rank, name, state)
+        known, wire = state or NO_STATE, self._wire(rank, name, state)
+        work = None if loss else self._work_of(rank)  # while all wait for a lost rank, none works
         status = LOST if state is None else RETURNING if loss.startswith(name) else HERE
         round_trip, mbps = wire
         return BoardCard(
@@ -122,7 +123,7 @@ class Overview:
         The rank is 0, and the sentence empty, while the times of some stage are unknown.
         """
         boards, work = cards[1:], self._work
-        if not self._can_advise or len(work) < len(boards) or any(board.state == LOST for board in boards):
+        if not self._can_advise or len(work) < len(boards) or any(board.segment_ms is None for board in boards):
             return 0, ""
 
         slowest = max(range(len(boards)), key=lambda index: work[index].seconds)
