@@ -222,11 +222,15 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
 
     Only keys of a run are taken, and none that names a file.
     """
-    adopted_names = [name for name, key_facts in facts_by_name(RunConfig).items()
-                     if key_facts.scope == SHARED and not key_facts.names_file]
+    adopted_names = []
     key_words = []
-    for name in sorted(root_settings.keys() & set(adopted_names)):
-        value = root_settings[name]
+    for name, key_facts in sorted(facts_by_name(RunConfig).items()):
+        value, names_file = root_settings.get(name), key_facts.names_file
+        if key_facts.scope != SHARED or (names_file(value or "") if callable(names_file) else names_file):
+            continue
+        adopted_names.append(name)
+        if value is None:
+            continue
         if value == "none" and getattr(RunConfig, name) == "":
             value = ""  # as `settings` writes an empty text
         key_words.append(f"{name}={value}")

@@ -45,6 +45,7 @@ from config.console import say
 from config.failure import PeerLost
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
+from model.native.compiler import reason_against_library
 
 REPLY_SECONDS = 15  # for a present board to reply, and for late boards to receive the reason of an end
 SEAT_SECONDS = 30  # for an earlier run to end that has not yet noticed the loss of this board
@@ -495,6 +496,9 @@ class WorkerBoard(Participant[Run]):
         if root_facts["code"] != code_version():  # it may have other keys
             raise ValueError(OTHER_CODE)
         config = adopted(config, root_facts["settings"])
+        if config.kernel == "native" and (reason := reason_against_library()):
+            say(f"this board computes by torch, since {reason}")
+            config = replace(config, kernel="torch")
         if not config.model_dir and "error" not in root_facts:  # else rank 0 judges
             if not self.board.keys:
                 raise ValueError(f"this worker takes its part of the model from rank 0 with keys only: {MAKE_KEYS}, or "

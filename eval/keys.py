@@ -281,7 +281,7 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     """Return the arguments of an evaluation: those that were typed, and a protocol's for keys that were not given.
 
     `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster with modelled time, by default virtual,
-    and a few questions; a model that is given runs without emulation, and answers all questions.
+    and a few questions; a model that is given runs without emulation, and answers all questions; so do boards.
     `paper-7b`, `paper-13b`: the comparison of the paper; its questions are 30 to 49 (from 0) of the real data sets.
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need another split of the model.
     """
@@ -298,7 +298,9 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     in_real_time = typed_keys.get("time") == "real" or "slowdown" in typed_keys
     if not of_model and "data" in typed_keys and not HELD_OUT.keys() & typed_keys:
         defaults.update(HELD_OUT)
-    if typed_keys.get("profile") == "none":
+    if "hosts" in typed_keys and of_model:
+        defaults["profile"] = "none"  # boards are as fast as they are
+    if typed_keys.get("profile", defaults.get("profile")) == "none":
         defaults.pop("time", None)
     elif in_real_time and defaults.pop("time", ""):
         defaults["slowdown"] = HURRY

@@ -29,6 +29,7 @@ from config.schema.untrusted import parse_json
 from launch.available import available
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
+from model.native.compiler import reason_against_library
 from model.native.layers import NativeSlice, reason_against
 from model.weights.blocks import QUANTIZERS, quantize
 from model.weights.quant import BLOCKS, kind_on
@@ -118,7 +119,8 @@ def random_stage(sizes: LlamaConfig, num_layers: int, like: Tensor, quant: str, 
     probe(kind, like.dtype, like.device)
     stage_layers: Slice | NativeSlice = body
 
-    if kernel == "native" and not reason_against(sizes, like.dtype, like.device, kind):
+    is_native = kernel == "native" and not reason_against_library()
+    if is_native and not reason_against(sizes, like.dtype, like.device, kind):
         block_type = USUAL_BLOCKS if kind == BLOCKS else kind
         is_matrix = {name: block_type in QUANTIZERS and weight.dim() == 2 for name, weight in weights.items()}
         stored_weights = {name: quantize(block_type, weight) if is_matrix[name] else weight

@@ -35,7 +35,7 @@ from launch.gather import gathered
 from launch.hub import head_here, words_of, words_of_preset
 from launch.join import joined
 from launch.split.gguf import is_current, is_gguf, unpack
-from model.native.compiler import levels, library
+from model.native.compiler import levels, reason_against_library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
 PRESET_VARIABLE = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
@@ -208,12 +208,11 @@ def _kernel(typed_kernel: str) -> dict[str, tuple[str, str]]:
     if typed_kernel == "auto" and not levels()[0].is_faster:
         return {"kernel": ("torch", "")}
 
-    try:
-        library()
-    except ValueError as error:
-        if typed_kernel == "native":
-            raise ValueError(f"kernel=native is not possible here: {error}, or leave kernel out") from None
-        return {"kernel": ("torch", str(error))}
+    reason = reason_against_library()
+    if reason and typed_kernel == "native":
+        raise ValueError(f"kernel=native is not possible here: {reason}, or leave kernel out")
+    if reason:
+        return {"kernel": ("torch", reason)}
     return {} if typed_kernel == "native" else {"kernel": ("native", "")}
 
 

@@ -73,8 +73,11 @@ def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, 
 
 def test_a_worker_adopts_keys_of_a_run_and_keeps_its_machine():
     own = parse(["model_dir=mine", "device=cpu", "threads_per_rank=3", "temperature=1"])
-    root = parse(["model_dir=theirs", "temperature=0.5", "max_requests=4", "draft=none", "threads_per_rank=1"])
+    root = parse(["model_dir=theirs", "temperature=0.5", "max_requests=4", "draft=none", "threads_per_rank=1",
+                  "profile=wifi", "slowdown=2"])
     taken = adopted(own, {**settings(root), "unknown": "x"})
+    assert (taken.profile, taken.slowdown) == ("wifi", 2)
+    assert adopted(own, {**settings(parse(["toy"])), "profile": "their.json"}).profile == "none"
     assert (taken.temperature, taken.max_requests, taken.draft) == (0.5, 4, "none")
     assert (Path(taken.model_dir).name, taken.device, taken.threads_per_rank) == ("mine", "cpu", 3)
 

@@ -89,13 +89,18 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         raise ValueError(f"the native kernels cannot be stored or loaded: {error}") from error
 
 
+def reason_against_library() -> str:
+    """Return why this machine has no library, with the remedy; empty if it has one."""
+    try:
+        library()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def has_library() -> bool:
     """Whether this machine has a library that is faster than torch."""
-    if not levels()[0].is_faster:
-        return False
-    with suppress(ValueError):
-        return library() is not None
-    return False
+    return levels()[0].is_faster and not reason_against_library()
 
 
 def private_folder(folder: Path) -> Path:
