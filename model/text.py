@@ -356,8 +356,10 @@ class Text:
 
     def _chat_text(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any]) -> str:
         """Return the text of checked messages in a template."""
-        if messages[-1]["role"] not in ("user", "tool"):
-            raise ValueError(f"the last message has the role {messages[-1]['role']}, so there is nothing to answer; "
+        talk = [message for message in messages if message["role"] != "system"]  # some clients end with reminders
+        last_role = (talk or messages)[-1]["role"]
+        if last_role not in ("user", "tool"):
+            raise ValueError(f"the last message has the role {last_role}, so there is nothing to answer; "
                              "end with a message of the role user")
         if any(SURROGATE.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
@@ -373,7 +375,10 @@ class Text:
         """Return the messages in the tokenizer's template, which is untrusted code."""
         if not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHER_TEMPLATES}")
+        has_later_system = any(message["role"] == "system" for message in messages[1:])
         try:
+            if has_later_system and not self._reads_later_system:
+                messages = _with_system_first(messages)
             template_messages = [self._in_content_form(message) for message in messages]
             return self._sandbox.call(PATIENCE, template_messages, dict(variables))
         except Exception as error:  # untrusted code may raise anything
@@ -457,7 +462,16 @@ class Text:
             messages.append(question)
             if role != "system":
                 messages.insert(0, question)
+        return self._writes_marker(messages)
 
+    @cached_property
+    def _reads_later_system(self) -> bool:
+        """Whether the template writes a system message that is not the first message: some fail, or leave it out."""
+        messages = [{"role": "user", "content": "?"}, {"role": "system", "content": MARKER}]
+        return bool(self._writes_marker([self._in_content_form(message) for message in messages]))
+
+    def _writes_marker(self, messages: Sequence[MessageDict]) -> bool | None:
+        """Return whether the template writes the marker of these messages, or None if it fails."""
         try:
             return MARKER in self._sandbox.call(PATIENCE, messages, {})
         except ValueError:
@@ -756,7 +770,6 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
                          "with template=own, if the tokenizer's template has one")
 
-    system_texts = [message["content"] for message in messages if message["role"] == "system"]
     turns: list[list[str]] = []  # each of one or several messages
     last_role = "assistant"
     for message in messages:
@@ -771,7 +784,17 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
         else:
             turns.append([content])
         last_role = role
-    return "\n\n".join(system_texts), ["\n\n".join(turn_texts) for turn_texts in turns]
+    return _system_text(messages), ["\n\n".join(turn_texts) for turn_texts in turns]
+
+
+def _system_text(messages: Sequence[MessageDict]) -> str:
+    return "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+
+
+def _with_system_first(messages: Sequence[MessageDict]) -> list[MessageDict]:
+    """Return messages with all system messages joined in the first one."""
+    talk = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": _system_text(messages)}, *talk]
 
 
 # --- single tokens ----------------------------------------------------------------------------------------------------

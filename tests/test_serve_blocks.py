@@ -208,6 +208,9 @@ REPLAYED = {  # requests as these clients were seen to make them, in the midst o
                          {"type": "tool_use", "id": "call_1", "name": "stop", "input": {}, "caller": None}]},
                      *user_says([
                          {"type": "tool_result", "tool_use_id": "call_1", "content": None, "is_error": False}])]}),
+    "Claude Code": ("/v1/messages", {
+        "max_tokens": 5, "system": [{"type": "text", "text": "Be brief."}], "stream": True,
+        "messages": [*user_says(), {"role": "system", "content": "These agents can be called: none."}]}),
     "openai-agents": ("/v1/responses", {
         "include": [], "store": None, "instructions": "Be brief.", "max_output_tokens": 5, "tool_choice": "auto",
         "tools": [{"type": "function", "name": "stop", "parameters": CLOSED, "strict": True, "description": ""}],

@@ -437,6 +437,29 @@ def test_a_template_gets_its_contents_in_the_form_that_it_reads(llama3, tmp_path
         assert text.tokenizer.decode(text.chat_ids(messages, "own")) == prompt
 
 
+SIGNED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+SYSTEM_FIRST = SIGNED.replace("<", "{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}"
+                              "{% endif %}<", 1)
+SYSTEM_LOST = SIGNED.replace("<", "{% if m.role != 'system' or loop.first %}<", 1).replace(
+    "{% endfor", "{% endif %}{% endfor")
+
+
+@pytest.mark.parametrize("template, is_moved", [(SIGNED, False), (SYSTEM_FIRST, True), (SYSTEM_LOST, True)])
+@pytest.mark.parametrize("has_first", [True, False])
+def test_a_later_system_message_stays_in_its_place_or_joins_the_first_one(
+        llama3, tmp_path, template, is_moved, has_first):
+    """Agents send reminders so, also as the last message."""
+    text = changed(llama3, tmp_path, chat_template=template)
+    talk = messages_of(("user", "dog"), ("system", "Hush."), ("assistant", "fox"), ("user", "lazy"), ("system", "Now."))
+    first = messages_of(("system", "Be kind."))[:has_first]
+    joined = "\n\n".join(message["content"] for message in [*first, *talk] if message["role"] == "system")
+    head = "<system>Be kind." if has_first else ""
+    wanted = f"{head}<user>dog<system>Hush.<assistant>fox<user>lazy<system>Now."
+    if is_moved:
+        wanted = f"<system>{joined}<user>dog<assistant>fox<user>lazy"
+    assert text._chat_text([*first, *talk], "own", {}) == wanted
+
+
 @pytest.mark.parametrize("template", ["{{ bos_token }}Hello", "{% for m in messages %}{{ m.role }}{% endfor %}",
                                       "{{ messages[0].content[0].image }}x"])
 def test_a_template_that_leaves_out_the_words_of_the_user_is_refused(llama3, tmp_path, template):
@@ -571,7 +594,7 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     for template in ("vicuna", "llama-2", "none"):
         turns = [content for _, content in talk]
         assert llama.chat_ids(messages, template) == llama.prompt_ids(turns, template)
-    found = messages_of(("system", "Be brief."), talk[0], ("user", "Well?"))
+    found = messages_of(talk[0], ("user", "Well?"), ("system", "Be brief."))
     text = llama.tokenizer.decode(llama.chat_ids(found, "vicuna"), skip_special_tokens=True)
     assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
 
@@ -580,6 +603,8 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     ([], "the messages are empty"),
     ([("user", " ")], "the messages are empty"),
     ([("user", "a"), ("assistant", "b")], "the last message has the role assistant"),
+    ([("user", "a"), ("assistant", "b"), ("system", "c")], "the last message has the role assistant"),
+    ([("system", "c")], "the last message has the role system"),
     ([("assistant", "a"), ("user", "b")], "the first message is the assistant's"),
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
