@@ -172,9 +172,12 @@ def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
 def with_bare_question(argv: Sequence[str]) -> list[str]:
     """Return the words with those that are neither preset, path nor key as the question, in their order.
 
-    A single word that is nearly a preset, or a key without a value, stays, and is refused.
+    A single word that is nearly a preset, or a key without a value, stays, and is refused; so do words beside a key
+    with a question.
     """
     words = in_full(argv)
+    if any(word.partition("=")[0] in QUESTION_KEYS for word in words):
+        return words
     bare_words = [word for word in words if not ("=" in word or "/" in word or word.startswith("-") or word in PRESETS
                                                  or word in HELP or word.endswith(".json"))]
     first_word = bare_words[0] if bare_words else ""

@@ -180,7 +180,7 @@ def parsed(words: Sequence[str], keys_by_name: Mapping[str, Option]) -> dict[str
 
 def nearest(word: str, names: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str:
     """Return the question whether the most similar name was meant, or an empty text if none is similar."""
-    close_names = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=min_similarity)
+    close_names = get_close_matches(word.lstrip("-").lower(), list(names), n=1, cutoff=min_similarity)
     return f"did you mean {close_names[0]}?" if close_names else ""
 
 

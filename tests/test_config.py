@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config.cli import flat, help_text, parse
+from config.cli import flat, help_text, parse, with_bare_question
 from config.keys import options, parsed
 from config.methods import METHODS
 from config.old_names import OLD_NAMES, advice_for
@@ -95,6 +95,7 @@ MISTAKES = {
     "tyo": "did you mean toy",
     "recover=0.5": "recover=0.5 is not possible: give false to end all, or seconds: a number from 1 to 2592000",
     "zzz=1": "unknown key zzz: --help shows them all",
+    "MAX_NEW_TOKENS=1": "unknown key MAX_NEW_TOKENS: did you mean max_new_tokens?",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",
     "ignore_eos=yes": "is not true or false",
@@ -152,6 +153,17 @@ MISTAKES = {
 def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words):
     with refused(MISTAKES[words]):
         parse(words.split())
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["toi", "prompt=a b"], "unknown preset toi: did you mean toy?"),
+    (["prompt=Who", "are", "you"], '"are" is not key=value: put a value with spaces in quotes'),
+    (["toy", "max_new_tokens:3", "who are you?"], '"max_new_tokens:3" is not key=value'),
+    (["toy", "who are you?", "and me?"], "prompt is given twice")])
+def test_a_word_beside_a_question_is_no_second_question(words, sentence):
+    with refused(sentence):
+        parse(with_bare_question(words))
+    assert with_bare_question(["toy", "who", "are", "you", "seed=1"]) == ["toy", "seed=1", "prompt=who are you"]
 
 
 def test_small_models_are_found_from_where_the_command_is_typed_and_taken_back_with_their_model():
