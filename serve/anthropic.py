@@ -10,9 +10,8 @@ from serve.text_chunks import Piece
 from serve.translation import Wording, checked_items, object_of, tool_call
 
 PATH = "/v1/messages"
-SAME_FIELDS = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
 WORDING = Wording(
-    fields={"stop_sequences": "stop", **{name: name for name in SAME_FIELDS}},
+    fields={"stop_sequences": "stop", "max_tokens": "max_tokens"},
     system_field="system", format_field="output_config", part_word="block", text_types=("text",),
     roles=("user", "assistant", "system"), tool_types=("custom", None), schema_field="input_schema")
 TOOL_CHOICES = {"auto": "auto", "none": "none", "any": "required"}

@@ -27,6 +27,7 @@ from serve.protocol import Body, Chat, Choice, Completion, JsonObject, Refused, 
 from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
+NOT_FOUND = 404  # HTTP status of an unknown path
 CLIENT_GONE = 499  # HTTP status for a client that has left; nobody receives it
 BODY_SECONDS = 60.0  # seconds within which a body must arrive
 
@@ -37,7 +38,8 @@ async def _refuse(request: Request, error: Refused) -> Response:
 
 async def _refuse_route(request: Request, error: NotServed) -> Response:
     path = request.url.path
-    refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
+    advice = "; addresses of the API begin with /v1/, as /v1/models" if error.status_code == NOT_FOUND else ""
+    refused = Refused(f"{request.method} {path} is not served: {error.detail}{advice}", code="not_served",
                       status=error.status_code)
     return refusal(refused, path, **error.headers or {})
 
@@ -54,8 +56,9 @@ class Server:
     """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
     GETS = {**dict.fromkeys(page_files.FILES, "page"), **dict.fromkeys(("/v1", "/v1/"), "to_page"),
-            "/livez": "liveness", "/cluster": "cluster", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
-            "/v1/models": "list_models", "/v1/models/{name:path}": "show_model"}
+            "/livez": "liveness", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
+            "/cluster": "cluster", **dict.fromkeys(("/v1/models", "/v1/models/"), "list_models"),
+            "/v1/models/{name:path}": "show_model"}
     ANSWERS: Mapping[str, tuple[type[Body], Translate, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
         "/v1/completions": (Completion, dict, CompletionAnswer),
@@ -174,6 +177,10 @@ class Server:
     async def read(self, request: Request, body_class: type[Any], translate: Translate = dict
                    ) -> tuple[Any, list[Choice]]:
         """Return the body of a request, and its choices; the configuration limits its megabytes."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise Refused(f"the body is compressed (Content-Encoding: {encoding}): send it as it is", code="encoding",
+                          status=415)
         try:
             data = await asyncio.wait_for(self._body_bytes(request), BODY_SECONDS)
         except asyncio.TimeoutError:

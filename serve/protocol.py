@@ -37,6 +37,7 @@ MAX_VALUES = 50_000  # of a body besides its prompt, and of what a template read
 NUM_SEEDS = 1 << 64
 ALL_TOKENS = -1  # some clients send this for top_k=0
 TOKEN_ID = re.compile("[0-9]{1,9}")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")  # types of parts of a content
 TEMPLATE_ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
 TYPE_NAMES = ("str", "NamedTool")  # pydantic's names in the path of an error, for fields with several types
 JsonObject = Dict[str, Any]  # of JSON
@@ -115,8 +116,11 @@ def _whole(number: Any) -> Any:
 
 
 def _listed(content: Any) -> Any:
-    """Return a single object as a list of it."""
-    return [content] if isinstance(content, dict) else content
+    """Return a content that is no text as a list of parts: of a single one, or with texts as parts."""
+    parts = [content] if isinstance(content, dict) else content
+    if not isinstance(parts, list):
+        return parts
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _unless_empty(text: Any) -> Any:
@@ -135,6 +139,7 @@ class StreamOptions(Strict):
 class ContentPart(Strict):
     type: str
     text: str = ""
+    refusal: str = ""  # the text of a part that says no
 
 
 class CalledFunction(Strict):
@@ -186,11 +191,11 @@ class ChatMessage(Strict):
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         for index, part in enumerate(self.content):
-            if part.type != "text":
+            if part.type not in TEXT_PARTS:
                 type_path = f"{field_path}.{index}.type"
                 raise Refused(f"{type_path} is {short_repr(part.type)}, which is not supported: send text only",
                               type_path, "unsupported_parameter")
-        return "".join(part.text for part in self.content)
+        return "".join(part.text or part.refusal for part in self.content)
 
 
 class Function(Strict):
@@ -576,13 +581,13 @@ def read_body(data: bytes, body_class: type[Any], translate: Translate = dict) -
         counted_values = [value for name, value in sent_fields.items() if name != "prompt"]
         _check_number(counted_values, "the body")
 
-        fields = translate({name: value for name, value in sent_fields.items() if value is not None})
-        unsupported_name = unsupported_field(fields)
+        given_fields = {name: value for name, value in sent_fields.items() if value is not None}
+        unsupported_name = unsupported_field(given_fields)
         if unsupported_name:
             raise Refused(f"{unsupported_name} is not supported: leave it out", unsupported_name,
                           "unsupported_parameter")
 
-        body = body_class.model_validate(fields)
+        body = body_class.model_validate(translate(given_fields))
         body.check()
         if has_half_character(data.decode(), [*sent_fields.values()]):
             name = next(name for name, value in sent_fields.items() if SURROGATE.search(_in_full(value)))

@@ -10,9 +10,8 @@ from serve.protocol import JsonObject, Refused
 from serve.text_chunks import Piece
 from serve.translation import Wording, checked_items, object_of, tool_call
 
-SAME_FIELDS = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "seed", "stop", "top_k")
 WORDING = Wording(
-    fields={"max_output_tokens": "max_tokens", **{name: name for name in SAME_FIELDS}},
+    fields={"max_output_tokens": "max_tokens", "stop": "stop", "parallel_tool_calls": "parallel_tool_calls"},
     system_field="instructions", format_field="text", part_word="part",
     text_types=("input_text", "output_text", "text", "reasoning_text"),
     roles=("user", "assistant", "system", "developer"),
@@ -27,6 +26,9 @@ def as_chat(response_body: JsonObject) -> JsonObject:
         if response_body.get(name):
             raise Refused(f"{name} is not supported, since nothing is stored here: send the whole conversation as "
                           "input", name, "unsupported_parameter")
+    if response_body.get("top_logprobs"):
+        raise Refused("top_logprobs is not supported here: leave it out, or request a chat", "top_logprobs",
+                      "unsupported_parameter")
     if "input" not in response_body:
         raise Refused("input is missing: send a text or a list of items", "input")
 

@@ -3,13 +3,16 @@ from __future__ import annotations
 
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
+from config.run_config import SAMPLING
 from serve.protocol import JsonObject, Refused
+
+SHARED_FIELDS = ("model", "stream", "seed", "ignore_eos", "logit_bias", *SAMPLING)  # under one name in all protocols
 
 
 class Wording(NamedTuple):
     """A protocol's names for the parts of a chat."""
 
-    fields: Mapping[str, str]  # names of plain fields -> a chat's names
+    fields: Mapping[str, str]  # names of further plain fields -> a chat's names
     system_field: str  # of the system prompt
     format_field: str  # of the object with the format of the answer
     part_word: str  # the protocol's word for a part of a content ...
@@ -20,7 +23,7 @@ class Wording(NamedTuple):
 
     def chat(self, body: JsonObject) -> JsonObject:
         """Return the body of a chat, without the messages after the system prompt and without `tool_choice`."""
-        chat_body = renamed(body, self.fields)
+        chat_body = renamed(body, {**{name: name for name in SHARED_FIELDS}, **self.fields})
         system_text = self.text(body.get(self.system_field) or "", self.system_field)
         chat_body["messages"] = [{"role": "system", "content": system_text}] if system_text else []
 

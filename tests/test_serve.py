@@ -253,8 +253,10 @@ def test_numbers_mean_what_they_mean_to_other_servers(fields, options):
 
 
 def test_a_single_part_is_a_content(server):
-    part = {"type": "text", "text": QUESTION}
-    assert len({str(server.chat(content, max_tokens=5).json()["choices"]) for content in (QUESTION, part, [part])}) == 1
+    parts = [{"type": kind, "text": QUESTION} for kind in ("text", "input_text", "output_text")]
+    contents = [QUESTION, parts[0], [QUESTION], *([part] for part in parts), [{"type": "refusal", "refusal": QUESTION}]]
+    assert {chat_of({"messages": user_says(content)}).messages[0]._text("") for content in contents} == {QUESTION}
+    assert server.chat([QUESTION], max_tokens=5).json()["choices"] == server.chat(max_tokens=5).json()["choices"]
 
 
 def test_an_echo_without_an_answer_is_the_prompt_with_its_log_probabilities(server):
@@ -293,7 +295,11 @@ def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(serv
     longer = server.post("/tokenize", prompt="fox " * 20000).json()["error"]
     assert (longer["code"], longer["param"]) == ("context_length_exceeded", "prompt")
     assert refusal(server.chat("fox " * 50000)) == (413, "body_too_large")
-    assert server.client.get("/v2/nothing").json()["error"]["code"] == "not_served"
+    nowhere = server.client.get("/v2/nothing").json()["error"]
+    assert nowhere["code"] == "not_served" and "addresses of the API begin with /v1/" in nowhere["message"]
+    assert server.client.get("/v1/models/").json() == server.client.get("/v1/models").json()
+    packed = server.client.post("/v1/completions", content=b"x", headers={"Content-Encoding": "gzip"})
+    assert refusal(packed) == (415, "encoding")
     wrong = server.client.get("/v1/completions")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert server.client.head("/health").status_code == 200
