@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from model.weights.unfold import Unfolded
 from tests.checkpoints import edited_tensors, refused, same, split_quietly
-from tests.json_files import change_json
+from tests.json_files import change_json, edited_json
 from tests.test_families import Saved
 
 LINEAR = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
@@ -61,14 +61,18 @@ def awq(weight):
     return made, ((codes - wide[0]) * wide[1]).T.half()
 
 
-def compressed(weight):
+def compressed(weight, order=""):
     outputs, inputs = weight.shape
+    group = torch.arange(inputs) // GROUP
+    if order == "shuffled":
+        group = group[torch.randperm(inputs)]
     codes = torch.randint(16, (outputs, inputs))
     scales = torch.rand(outputs, inputs // GROUP).bfloat16()
     made = {"weight_packed": words(codes, 4), "weight_scale": scales,
             "weight_shape": torch.tensor(weight.shape)}
-    wide = scales.float().repeat_interleave(GROUP, 1)
-    return made, ((codes - 8) * wide).bfloat16()
+    if order:
+        made["weight_g_idx"] = group.int() if order == "shuffled" else -torch.ones(inputs).int()
+    return made, ((codes - 8) * scales.float()[:, group]).bfloat16()
 
 
 def bytes_of(weight, dtype, shape, block=None):
@@ -102,9 +106,15 @@ FORMS = {
     "gptq, zeros as they are": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
                                 lambda x: gptq(x, 4, True, 0)),
     "gptq without an order": ({"quant_method": "gptq"}, lambda x: gptq(x, 4, None)),
-    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "gptq, other bits in some layers": (  # as GPTQModel's `dynamic` has it
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}},
+        lambda x: gptq(x, 8 if len(x) > x.shape[1] else 4, True)),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, awq),
     "awq, no version": ({"quant_method": "awq"}, awq),
     "compressed-tensors, int4": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, compressed),
+    "compressed-tensors, int4 by activations": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"}, lambda x: compressed(x, "shuffled")),
+    "compressed-tensors, int4, no order": ({"quant_method": "compressed-tensors"}, lambda x: compressed(x, "none")),
     "compressed-tensors, int8": ({"quant_method": "compressed-tensors", "format": "int-quantized"},
                                  lambda x: bytes_of(x, torch.int8, (len(x), 1))),
     "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
@@ -160,6 +170,10 @@ REFUSED = {
         "quant_method": "gptq", "bits": 3},
     "awq with bits=8, which": {"quant_method": "awq", "bits": 8},
     "awq with version='gemv', which": {"quant_method": "awq", "version": "gemv"},
+    "gptq with checkpoint_format='marlin', which is not supported (only gptq, gptq_v2)": {
+        "quant_method": "gptq", "checkpoint_format": "marlin"},
+    "compressed-tensors with format='nvfp4-pack-quantized', which": {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
 }
 
 
@@ -189,6 +203,32 @@ def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
         name = name_with_end(tensors, "weight_scale")
         tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
     with refused("has zero points in addition to scales, which is not supported; take the model unquantized"):
+        split_quietly(source.folder, tmp_path / "out", "2")
+
+
+def test_a_bias_of_zeros_and_scales_of_keys_are_left_out_and_other_biases_refused(plain, tmp_path):
+    """Writers of GPTQ add such biases, and those of FP8 scales for the cache."""
+    source, _ = packed(plain, tmp_path, "gptq")
+    names = source.names()
+    with edited_tensors(source.folder) as tensors:
+        name = name_with_end(tensors, "o_proj.scales")
+        bias_name = name.replace("scales", "bias")
+        tensors[bias_name] = torch.zeros(tensors[name].shape[1]).half()
+        tensors[name.replace("o_proj.scales", "k_scale")] = torch.ones(1)
+    assert sorted(Unfolded(source.folder).names()) == sorted(names)
+    split_quietly(source.folder, tmp_path / "out", "2")
+    with edited_tensors(source.folder) as tensors:
+        tensors[bias_name][3] = 1
+    with refused(f"holds {bias_name}, which its config.json has no place for"):
+        split_quietly(source.folder, tmp_path / "other", "2")
+
+
+@pytest.mark.parametrize("form", ["gptq", "compressed-tensors, int4", "fp8 in blocks"])
+def test_packed_weights_without_a_word_on_it_are_named(plain, tmp_path, form):
+    source, _ = packed(plain, tmp_path, form)
+    with edited_json(source.folder / "config.json") as content:
+        del content["quantization_config"]
+    with refused("of a quantized weight, but its config.json has no quantization_config: add it there"):
         split_quietly(source.folder, tmp_path / "out", "2")
 
 

@@ -19,8 +19,14 @@ from model.weights.checkpoint import CODES_BY_DTYPE, TensorForm
 Conversion = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[TensorForm, Tuple[str, ...], Conversion]  # a weight's form, the tensors to read, their conversion
 QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
-COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
-              ".weight_zero_point")  # tensors that are read together with a weight, or not at all
+FORM_KEYS = {  # by method: the key of the layout of its tensors, and the supported layouts
+    "gptq": ("checkpoint_format", ("gptq", "gptq_v2")), "awq": ("version", ("gemm",)),
+    "compressed-tensors": ("format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+                                      "mixed-precision", "dense"))}
+GPTQ_BITS = (4, 8)
+COMPANIONS = (  # tensors that are read together with a weight, or not at all: scales of activations, keys and values
+    ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".weight_zero_point",
+    ".weight_g_idx", ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes up to 7; from 8 on they are negative
 BLOCK_SHAPE = list_of(COUNT, 2)  # rows and columns
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight adjacent columns in a word of AWQ
@@ -38,13 +44,15 @@ def check_method(config: Mapping[str, Any]) -> None:
     if method not in QUANT_METHODS:
         raise ValueError(f"config.json says quantization_config with quant_method={short_repr(method)}, which is not "
                          f"supported (only {', '.join(QUANT_METHODS)}); take the model unquantized")
-    possible_bits = {"gptq": (4, 8), "awq": (4,)}.get(method, (num_bits,))
+    possible_bits = {"gptq": GPTQ_BITS, "awq": (4,)}.get(method, (num_bits,))
     if num_bits not in possible_bits:
         raise ValueError(f"config.json says {method} with bits={short_repr(num_bits)}, which is not supported (only 4, "
                          "and 8 of gptq); take the model unquantized")
-    if method == "awq" and quant_config.get("version", "gemm") != "gemm":
-        raise ValueError(f"config.json says awq with version={short_repr(quant_config['version'])}, which is not "
-                         "supported (only 'gemm'); take the model unquantized")
+    key_name, supported_forms = FORM_KEYS.get(method, ("", ()))
+    form = quant_config.get(key_name)
+    if form is not None and str(form).lower() not in supported_forms:
+        raise ValueError(f"config.json says {method} with {key_name}={short_repr(form)}, which is not supported (only "
+                         f"{', '.join(supported_forms)}); take the model unquantized")
 
 
 def unfolding_of(name: str, forms: Mapping[str, TensorForm], config: Mapping[str, Any]) -> Unfolding | None:
@@ -54,7 +62,8 @@ def unfolding_of(name: str, forms: Mapping[str, TensorForm], config: Mapping[str
     quant_config = config.get("quantization_config") or {}
     if ending == "qweight":
         is_awq = quant_config.get("quant_method") == "awq"
-        return _awq(layer_name, forms) if is_awq else _gptq(layer_name, forms, quant_config)
+        is_second = quant_config.get("checkpoint_format") == "gptq_v2"
+        return _awq(layer_name, forms) if is_awq else _gptq(layer_name, forms, zero_offset=0 if is_second else 1)
     if ending == "weight_packed":
         return _compressed(layer_name, forms)
 
@@ -66,13 +75,17 @@ def unfolding_of(name: str, forms: Mapping[str, TensorForm], config: Mapping[str
     return None
 
 
-def _gptq(layer_name: str, forms: Mapping[str, TensorForm], quant_config: Mapping[str, Any]) -> Unfolding:
+def _gptq(layer_name: str, forms: Mapping[str, TensorForm], zero_offset: int) -> Unfolding:
     endings = ("qweight", "qzeros", "scales", "g_idx")
     words_name, zeros_name, scale_name, order_name = (f"{layer_name}.{ending}" for ending in endings)
-    num_bits = quant_config.get("bits", 4)
-    codes_per_word = 32 // num_bits
-
     num_word_rows, num_outputs = _checked_shape(forms, words_name, None, None)
+    _, num_zero_words = _checked_shape(forms, zeros_name, None, None)
+    num_bits = num_zero_words * 32 // num_outputs  # the config's number may be that of other layers
+    if num_bits not in GPTQ_BITS:
+        raise ValueError(f"{words_name} has {num_bits} bits a weight, which is not supported (only 4 and 8 of gptq); "
+                         "take the model unquantized")
+
+    codes_per_word = 32 // num_bits
     num_inputs = num_word_rows * codes_per_word
     num_groups, _ = _checked_shape(forms, scale_name, None, num_outputs, dtype=None)
     _checked_shape(forms, zeros_name, num_groups, num_outputs // codes_per_word)
@@ -83,7 +96,6 @@ def _gptq(layer_name: str, forms: Mapping[str, TensorForm], quant_config: Mappin
     else:
         _check_groups(scale_name, num_groups, num_inputs)
 
-    zero_offset = 0 if quant_config.get("checkpoint_format") == "gptq_v2" else 1
     form = TensorForm(forms[scale_name].dtype, (num_outputs, num_inputs))
     return form, source_names, lambda source_tensors: gptq(source_tensors, num_bits, zero_offset)
 
@@ -99,7 +111,8 @@ def _awq(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
 
 
 def _compressed(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
-    words_name, scale_name = source_names = (f"{layer_name}.weight_packed", f"{layer_name}.weight_scale")
+    endings = ("weight_packed", "weight_scale", "weight_g_idx")
+    words_name, scale_name, order_name = (f"{layer_name}.{ending}" for ending in endings)
     if f"{layer_name}.weight_zero_point" in forms:
         raise ValueError(f"{words_name} has zero points in addition to scales, which is not supported; take the model "
                          "unquantized, or one that is quantized symmetrically")
@@ -107,6 +120,10 @@ def _compressed(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
     num_inputs = num_word_columns * 8
     _, num_groups = _checked_shape(forms, scale_name, num_outputs, None, dtype=None)
     _check_groups(scale_name, num_groups, num_inputs)
+    source_names: tuple[str, ...] = (words_name, scale_name)
+    if order_name in forms:
+        _checked_shape(forms, order_name, num_inputs)
+        source_names = (*source_names, order_name)
     return TensorForm(forms[scale_name].dtype, (num_outputs, num_inputs)), source_names, words_of_four
 
 
@@ -163,15 +180,21 @@ def gptq(source_tensors: Sequence[Tensor], num_bits: int, zero_offset: int) -> T
     codes_IO = _codes(words, num_bits).transpose(1, 2).flatten(0, 1)
     zeros_GO = _codes(zeros, num_bits).flatten(1) + zero_offset
 
-    num_inputs, num_groups = len(codes_IO), len(scales_GO)
-    usual_group_I = torch.arange(num_inputs) // (num_inputs // num_groups)
-    group_I = source_tensors[3].long() if len(source_tensors) > 3 else usual_group_I
+    group_I = _groups_of_inputs(len(codes_IO), len(scales_GO), source_tensors[3:])
+    weights_IO = (codes_IO - zeros_GO[group_I]) * scales_GO.float()[group_I]
+    return weights_IO.t().to(scales_GO.dtype)
+
+
+def _groups_of_inputs(num_inputs: int, num_groups: int, orders: Sequence[Tensor]) -> Tensor:
+    """Return the group `[I]` of each input: adjacent ones share it, unless there is an order that is not all -1."""
+    if not orders or bool((orders[0] == -1).all()):
+        return torch.arange(num_inputs) // (num_inputs // num_groups)
+
+    group_I = orders[0].long()
     if group_I.min() < 0 or group_I.max() >= num_groups:
         raise ValueError(f"a g_idx names groups {int(group_I.min())} to {int(group_I.max())}, but there are "
                          f"{num_groups}, numbered from 0; download the model again")
-
-    weights_IO = (codes_IO - zeros_GO[group_I]) * scales_GO.float()[group_I]
-    return weights_IO.t().to(scales_GO.dtype)
+    return group_I
 
 
 def awq(source_tensors: Sequence[Tensor]) -> Tensor:
@@ -188,9 +211,10 @@ def awq(source_tensors: Sequence[Tensor]) -> Tensor:
 
 def words_of_four(source_tensors: Sequence[Tensor]) -> Tensor:
     """Unfold weights `[O, I]` of compressed-tensors' 4 bits, in which code 8 means 0."""
-    words, scales_OG = source_tensors
+    words, scales_OG = source_tensors[:2]
     codes_OI = _codes(words, 4).flatten(1) - 8
-    return _by_groups(codes_OI, scales_OG, codes_OI.shape[1] // scales_OG.shape[1])
+    group_I = _groups_of_inputs(codes_OI.shape[1], scales_OG.shape[1], source_tensors[2:])
+    return (codes_OI * scales_OG.float()[:, group_I]).to(scales_OG.dtype)
 
 
 def scaled(source_tensors: Sequence[Tensor], block_shape: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from config.schema.families import Family
-from model.llama import LlamaConfig
+from model.llama import Layer, LlamaConfig
 from model.recurrent import DeltaSizes
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.packed import COMPANIONS, Conversion, check_method, mxfp4, unfolding_of
@@ -28,6 +28,8 @@ AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # layers for multi-token pre
 UNREAD = re.compile(r"^mtp\.")  # such layers of Qwen3-Next
 LINEAR_LAYER = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 ROTATED_LAYER = re.compile(r"\.[qk]_proj\.(weight|bias)$")
+LAYER = re.compile(r"^model\.layers\.\d+\.")
+PACKED_ENDINGS = (".qweight", ".weight_packed")
 PACKED_WEIGHT = re.compile(r"\.(qweight|weight_packed)$")
 DELTA_LAYER = re.compile(r"\.linear_attn\.in_proj_(qkvz|ba)\.weight$")  # of Qwen3-Next
 ALL_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # in one tensor
@@ -63,6 +65,7 @@ class Unfolded(Checkpoint):
         views: dict[str, View] = {}
         forms = {name: location.form for name, location in self._locations.items()}
         is_quantized = bool(self.config.get("quantization_config"))
+        expected_names = {name for name, _ in Layer(sizes).named_parameters()} if is_quantized else set()
         for source_name in self._locations:
             is_unused = any(pattern.search(source_name) for pattern in (BUFFER, VISION, AHEAD, UNREAD))
             if is_unused or is_quantized and source_name.endswith(COMPANIONS):
@@ -71,6 +74,13 @@ class Unfolded(Checkpoint):
             name = source_name
             for pattern, replacement in (*MULTIMODAL_NAMES, *sizes.family.names):
                 name = re.sub(pattern, replacement, name)
+            if is_quantized and LAYER.sub("", name) not in expected_names and self._is_idle_bias(source_name):
+                continue
+            if not is_quantized and source_name.endswith((*COMPANIONS, *PACKED_ENDINGS)):
+                raise ValueError(f"{self.folder} holds {source_name}, of a quantized weight, but its config.json has "
+                                 "no quantization_config: add it there, with quant_method, as the model's publisher "
+                                 "or its quantize_config.json describes it")
+
             all_experts = ALL_EXPERTS.search(name)
             if all_experts:
                 views.update(_views_of_experts(name, source_name, all_experts[1], forms, sizes.family))
@@ -92,6 +102,12 @@ class Unfolded(Checkpoint):
             if ROTATED_LAYER.search(name):
                 views[name] = view._replace(convert=_half_a_head_apart(sizes, view.convert))
         return views
+
+    def _is_idle_bias(self, source_name: str) -> bool:
+        """Whether a tensor is a bias of zeros, as writers of GPTQ add to layers that have none."""
+        layer_name, _, ending = source_name.rpartition(".")
+        has_codes = f"{layer_name}.qweight" in self._locations
+        return ending == "bias" and has_codes and not super().read(source_name).any()
 
     def _unfolded_view(self, source_name: str, forms: Mapping[str, TensorForm]) -> View | None:
         """Return the view of a quantized tensor, or None if it is not quantized."""
