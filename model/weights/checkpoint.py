@@ -130,8 +130,11 @@ def _safetensors_locations(path: Path) -> dict[str, Location]:
     locations = {}
     for name, entry in entries:
         dtype_code = entry["dtype"]
-        if not is_name(name) or dtype_code not in DTYPES_BY_CODE:
-            raise ValueError(f"{path} holds {short_repr(name)} of type {short_repr(dtype_code)}, unknown; {COPY_AGAIN}")
+        if not is_name(name):
+            raise ValueError(f"{path} holds {short_repr(name)}, which is no name of a tensor; {COPY_AGAIN}")
+        if dtype_code not in DTYPES_BY_CODE:
+            raise ValueError(f"{path} holds {name} of type {short_repr(dtype_code)}, which is not supported (U32 is "
+                             "that of a model quantized for MLX); take the model unquantized")
 
         form = TensorForm(DTYPES_BY_CODE[dtype_code], tuple(entry["shape"]))
         first_byte = 8 + header_size + entry["data_offsets"][0]
