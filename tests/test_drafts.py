@@ -182,7 +182,9 @@ def swap(tensors):
 
 BROKEN = {
     "lacks midlayer.hidden_norm.weight": {"change": lambda t: t.pop("midlayer.hidden_norm.weight")},
-    "lacks t2d": {"change": lambda t: t.pop("t2d")},
+    "lacks d2t": {"change": lambda t: t.pop("d2t")},
+    "d2t in": {"change": lambda t: (t.pop("t2d"), t["d2t"].copy_(-torch.arange(VOCAB)))},
+    "one that the model does not have": {"change": lambda t: (t.pop("t2d"), t["d2t"].add_(CONFIG.vocab))},
     "holds fc.bias": {"change": lambda t: t.update({"fc.bias": torch.zeros(CONFIG.hidden)})},
     "midlayer.mlp.up_proj.weight in": {"change": swap},
     "contradict each other": {"change": lambda t: t["t2d"].logical_not_()},
@@ -200,6 +202,14 @@ BROKEN = {
 def test_a_head_of_eagle_3_that_does_not_fit_is_refused_by_name(tmp_path, sentence):
     with refused(sentence):
         fit_head(save_eagle3(tmp_path / "head", **BROKEN[sentence]), BASE)
+
+
+def test_of_the_two_tables_of_tokens_one_is_enough_and_a_whole_vocabulary_needs_none(tmp_path):
+    both, alone = (fit_head(save_eagle3(tmp_path / str(number), change=change), BASE).shift for number, change in
+                   enumerate((lambda t: None, lambda t: t.pop("t2d"))))
+    assert torch.equal(both, alone)
+    zeros = {"d2t": torch.zeros(CONFIG.vocab).long(), "t2d": torch.zeros(CONFIG.vocab, dtype=torch.bool)}
+    assert not fit_head(save_eagle3(tmp_path / "whole", CONFIG.vocab, lambda t: t.update(zeros)), BASE).shift.any()
 
 
 def test_a_head_of_eagle_3_needs_seven_layers(tmp_path):

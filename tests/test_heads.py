@@ -41,6 +41,7 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
                        "sliding_window": 131072, "max_window_layers": 28, "_name_or_path": "elsewhere"}),
     "llama 3.1": (True, {**ORIGINAL, "num_key_value_heads": 2, "draft_vocab_size": 53}),
     "llama 3.3": (True, {**ORIGINAL, "num_key_value_heads": 2, "draft_vocab_size": 53, "target_hidden_size": 32}),
+    "vicuna 1.3": (True, {**ORIGINAL, "num_hidden_layers": 40, "draft_vocab_size": 53}),  # the target's layers
     "qwen 3": (True, {**FORGE, "draft_vocab_size": 53}),
     "transformers 5": (True, {**{key: FORGE[key] for key in FORGE if key not in ("rope_theta", "torch_dtype")},
                               "dtype": "bfloat16", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
@@ -92,7 +93,6 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
         False, {"norm_before_residual": True}),
     "norm_output='yes', which is not supported (only true or false)": (True, {"norm_output": "yes"}),
     "lacks fc_norm.0.weight": (True, {"fc_norm": True}),
-    "lacks layers.1.": (True, {"num_hidden_layers": 2}),
     "num_aux_hidden_states=4, which is not supported (only 3, one for each listed layer)": (
         True, {"num_aux_hidden_states": 4}),
     "aux_layer_ids_are='both', which is not supported (only inputs or outputs)": (True, {"aux_layer_ids_are": "both"}),

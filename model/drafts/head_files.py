@@ -116,15 +116,17 @@ def _fit_third(
         raise ValueError(f"the head in {source.folder} is an EAGLE-3 head that names no layers, which needs a model of "
                          f"7 layers or more, but the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
     vocab = next(filter(None, map(source.config.get, VOCAB)), sizes.vocab)
+    if not any(name.startswith("layers.") for name in shapes):  # a head of one layer may say the target's number
+        sizes = replace(sizes, layers=1)
     head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     has_maps = bool(shapes.keys() & MAPS)
-    may_lack = set() if has_maps or vocab != sizes.vocab else set(MAPS)
+    may_lack = {MAPS[1]} if has_maps or vocab != sizes.vocab else set(MAPS)
     if sizes.hidden == target.hidden:
         may_lack.add(OWN_EMBEDDING)
 
     _check_names(source, head, may_lack)
     if has_maps:
-        head.shift = _read_shift(source, vocab)
+        head.shift = _read_shift(source, vocab, sizes.vocab)
     return head
 
 
@@ -154,16 +156,24 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     return OWN_EMBEDDING not in own_names(source)
 
 
-def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
-    """Read the numbers `[vocab]` to add to the head's tokens to get the target's."""
+def _read_shift(source: Checkpoint, vocab: int, target_vocab: int) -> Tensor:
+    """Read the numbers `[vocab]` to add to the head's tokens to get the target's; t2d, which may be missing, only says
+    which these are, and nothing where the head has all of them."""
     names = own_names(source)
-    shift, has_V = (source.read(names[name]) for name in MAPS)
-    if shift.is_floating_point() or has_V.is_floating_point():
+    shift, *has_V = (source.read(names[name]) for name in MAPS if name in names)
+    if any(table.is_floating_point() for table in (shift, *has_V)):
         raise ValueError(f"d2t and t2d in {source.folder} should be whole numbers; download the head again")
+    if vocab == target_vocab and not shift.any():
+        return shift
 
-    known_tokens = torch.from_numpy(has_V.numpy().nonzero()[0])  # torch would start threads, which no fork survives
     shifted_tokens = (torch.arange(vocab) + shift).sort().values
-    if not torch.equal(known_tokens, shifted_tokens):
+    is_rising = bool((shifted_tokens.diff() > 0).all())
+    if shifted_tokens[0] < 0 or shifted_tokens[-1] >= target_vocab or not is_rising:
+        raise ValueError(f"d2t in {source.folder} names a token twice, or one that the model does not have; download "
+                         "the head again")
+
+    # torch would start threads to find the others, which no fork survives
+    if has_V and not torch.equal(torch.from_numpy(has_V[0].numpy().nonzero()[0]), shifted_tokens):
         raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
     return shift
 
