@@ -79,6 +79,17 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     assert not list(out.glob("**/*.part"))
 
 
+def test_a_head_beside_a_tied_embedding_has_to_equal_it(tmp_path):
+    save_llama(tmp_path / "base", tied=True)
+    with edited_tensors(tmp_path / "base") as tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    split_quietly(tmp_path / "base", tmp_path / "equal", "2")
+    with edited_tensors(tmp_path / "base") as tensors:
+        tensors["lm_head.weight"] *= 2
+    with refused("holds lm_head.weight, which differs from model.embed_tokens.weight", "write false there"):
+        split_quietly(tmp_path / "base", tmp_path / "other", "2")
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("stages", ["1", "0+1+1+1"])

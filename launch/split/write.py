@@ -27,6 +27,7 @@ from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES, check_template_links
 from model.weights.checkpoint import Checkpoint, sample, writing
 from model.weights.parts import (
+    EMBED,
     FLOATS,
     FORMAT,
     HEAD,
@@ -173,6 +174,15 @@ def _draft_head(folder: Name) -> Checkpoint:
     return head
 
 
+def _check_tied(source: Checkpoint) -> None:
+    """Raise ValueError for an LM head that is not the embedding, though the config says so: transformers 4.57 ignores
+    it, and 5 reads it."""
+    is_tied = LlamaConfig.read(source.config).tied and HEAD in source.names()
+    if is_tied and not torch.equal(source.read(HEAD), source.read(EMBED)):
+        raise ValueError(f"{source.folder} holds {HEAD}, which differs from {EMBED}, but its config.json says "
+                         "tie_word_embeddings=true: write false there if the model was trained so")
+
+
 def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], layout: Layout) -> str:
     """Return the id of a split: a hash of everything that determines the contents of its folders."""
     text_samples = {name: sample(source.folder / name) for name in _text_files(source)}
@@ -301,6 +311,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
         probe(kind_on(CPU, layout.quant), torch.float32, CPU)
 
         if plan.missing:  # else users who may only read the split can use it
+            _check_tied(plan.source)
             with one_at_a_time(plan.out):
                 write(plan, progress)
 
