@@ -188,7 +188,10 @@ def split_of(config: RunConfig, may_write: bool) -> Path:
             return folder
 
     layout = Layout(quant, config.speeds)
+    is_new = not folder.is_dir()
     split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
+    if is_new:  # what follows takes as long, without a bar
+        say(f"{folder.name} is split, once; now its ranks load it")
     return folder
 
 

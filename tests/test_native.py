@@ -392,8 +392,9 @@ def cache(tmp_path, monkeypatch):
     library.cache_clear()
 
 
-def test_a_library_is_compiled_once_into_a_folder_of_the_user_alone(cache, monkeypatch):
+def test_a_library_is_compiled_once_into_a_folder_of_the_user_alone(cache, monkeypatch, capsys):
     library()
+    assert capsys.readouterr().err == "flowspec: compiling the kernels for this processor, once\n"
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     [file] = cache.iterdir()
     monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("it was compiled again"))

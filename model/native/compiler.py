@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from config.console import say
 from config.failure import CUT_FILE
 from config.files import cache_folder, make_private_folder
 
@@ -81,6 +82,7 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         folder = private_folder(cache_folder() / "native")
         library_file = folder / f"{used_level.name}-{_digest(compiler, used_level)}.so"
         if not is_whole(library_file):
+            say("compiling the kernels for this processor, once")
             _compile(compiler, used_level, library_file)
         loaded_library = ctypes.CDLL(str(library_file))
         loaded_library.slice_explain_bus_errors(BUS_SENTENCE)
