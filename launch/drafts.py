@@ -148,7 +148,18 @@ def _small_model(spec: RankSpec, folder: Path, key_name: str) -> ModelDraft:
     context = _context(source, spec)
     if context < spec.context:
         raise ValueError(f"the draft model in {folder} has only {context} positions: give max_length={context} or less")
-    return _model_draft(source, spec, context)
+    return _within(spec.sizes.vocab, _model_draft(source, spec, context), read_sizes(source).vocab)
+
+
+def _within(target_vocab: int, draft: ModelDraft, vocab: int) -> ModelDraft:
+    """Let a draft with the target's tokens read and guess those alone which both know: their numbers may be padded.
+    """
+    network, lm_head = draft.network, draft.lm_head
+    if vocab < target_vocab:
+        draft.network = lambda token_T, pos_T, cache: network(token_T.clamp(max=vocab - 1), pos_T, cache)
+    if vocab > target_vocab:
+        draft.lm_head = lambda out_TD: lm_head(out_TD)[:, :target_vocab]
+    return draft
 
 
 def _model_draft(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
@@ -169,15 +180,14 @@ def _context(source: Checkpoint, spec: RankSpec) -> int:
 def _check_tokens(small_model: Checkpoint, spec: RankSpec) -> None:
     """Raise ValueError if a small model numbers its tokens in another way than the target.
 
-    A small model without tokenizer files is trusted.
+    A small model without tokenizer files is trusted if its size is the target's; with them, it may be padded otherwise.
     """
     target, vocab_size = spec.part, read_sizes(small_model).vocab
-    if vocab_size != spec.sizes.vocab:
-        raise ValueError(f"the draft model in {small_model.folder} has vocab_size {vocab_size}, but the model has "
-                         f"{spec.sizes.vocab}: take one with the same tokenizer")
-
     its_file, target_file = _vocabulary_file(small_model.folder), _vocabulary_file(target.folder)
     if its_file is None or target_file is None:
+        if vocab_size != spec.sizes.vocab:
+            raise ValueError(f"the draft model in {small_model.folder} has vocab_size {vocab_size}, but the model has "
+                             f"{spec.sizes.vocab}: take one with the same tokenizer")
         return
     if its_file.name == target_file.name and its_file.read_bytes() == target_file.read_bytes():
         return

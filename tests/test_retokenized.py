@@ -2,9 +2,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from config.run_config import Growth
+from launch.drafts import _within
 from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
 from model.drafts.retokenized import Retokenized, encoded_after
@@ -14,7 +16,7 @@ from model.tree import TokenTree
 from model.weights.parts import EMBED, HEAD
 from pipeline.answers import Request
 from tests.checkpoints import edited_tensors
-from tests.json_files import change_json
+from tests.json_files import change_json, edited_json, load_json
 from tests.saved import PROMPT, here, save_model
 from tests.test_mixture import anywhere, grown
 from tests.tiny import CONFIG, TINY, pipeline
@@ -180,19 +182,54 @@ def test_a_model_that_says_the_same_in_other_tokens_is_often_right(temperature, 
     assert answer.mean_accepted_length > least and answer.sources.get("model", 0) >= (temperature == 0)
 
 
-def wider(folder):
-    """The tiny model with one more token, in a folder of its own."""
+def resized(folder, size):
+    """The tiny model with this many tokens, in a folder of its own."""
     save_model(folder)
     with edited_tensors(folder) as tensors:
         for name in (EMBED, HEAD):
-            tensors[name] = tensors[name][[*range(CONFIG.vocab), 0]].contiguous()
-    change_json(folder / "config.json", vocab_size=CONFIG.vocab + 1)
+            tensors[name] = tensors[name][[min(token, CONFIG.vocab - 1) for token in range(size)]].contiguous()
+    change_json(folder / "config.json", vocab_size=size)
     return folder
+
+
+def other_tokens(folder):
+    """The tiny model with another name of a token, in a folder of its own."""
+    save_model(folder)
+    with edited_json(folder / "tokenizer.json") as content:
+        content["model"]["vocab"]["A"] = content["model"]["vocab"].pop("a")
+    return folder
+
+
+@pytest.mark.parametrize("size", [50, 54])
+def test_a_model_with_the_same_tokens_and_other_padding_guesses_them_itself(tmp_path, capsys, size):
+    """As Qwen2.5's models of several sizes have it; 51 and 52 are padding here."""
+    save_model(tmp_path / "base")
+    small, output = resized(tmp_path / "small", size), tmp_path / "answer.json"
+    asked = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt_ids=5,52,17,51", "max_new_tokens=24"
+    words = *asked, f"output={output}"
+    assert here(*words, "pipeline_type=ar") == 0
+    plain = load_json(output)["token_ids"]
+    for draft in (f"draft=model:{small}", f"ssm={small}"):
+        assert here(*words, "pipeline_type=serial", "draft=ssm" if draft.startswith("ssm") else "seed=0", draft) == 0
+        assert load_json(output)["token_ids"] == plain
+    said = capsys.readouterr().err
+    assert "decoded" not in said and said.count("base-0+4 is split, once; now its ranks load it") == 1
+
+
+def test_of_tokens_that_only_one_model_has_none_is_read_or_guessed():
+    def draft_with(vocab):
+        lm_head = SimpleNamespace(network=lambda token_T, *_: token_T, lm_head=lambda out_TD: torch.ones(1, vocab))
+        return _within(53, lm_head, vocab)
+
+    tokens = torch.tensor([3, 49, 50, 52])
+    assert draft_with(50).network(tokens, None, None).tolist() == [3, 49, 49, 49]
+    assert draft_with(54).network(tokens, None, None).tolist() == tokens.tolist()
+    assert [draft_with(vocab).lm_head(None).shape[-1] for vocab in (50, 53, 54)] == [50, 53, 53]
 
 
 def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_path, capsys, error_of):
     save_model(tmp_path / "base")
-    small = wider(tmp_path / "small")
+    small = other_tokens(tmp_path / "small")
     asked = f"base_dir={tmp_path / 'base'}", "stages=0+2+2", "prompt=what is it?", "max_new_tokens=24"
     assert here(*asked, "pipeline_type=ar") == 0
     plain = capsys.readouterr().out.splitlines()[0]
@@ -200,16 +237,16 @@ def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_
         assert here(*asked, "draft=model", f"draft_dir={small}", *words) == 0
         shown = capsys.readouterr()
         assert shown.out.splitlines()[0] == plain
-        [line] = [line for line in shown.err.splitlines() if "has vocab_size 54, but the model has 53" in line]
+        [line] = [line for line in shown.err.splitlines() if "calls token 3 'A', but the model's" in line]
         assert line.endswith("that model's guesses are decoded, and encoded again in the tokens of the target")
 
-    assert "take one with the same tokenizer" in error_of(here, *asked, "draft=ssm", f"ssm={small}")
+    assert "made for the same tokenizer" in error_of(here, *asked, "draft=ssm", f"ssm={small}")
 
 
 @pytest.mark.parametrize("policy", ["static", "opt", "expansion"])
 def test_a_chain_of_another_tokenizer_grows_no_tree_level_by_level(tmp_path, error_of, policy):
     save_model(tmp_path / "base")
-    small = wider(tmp_path / "small")
+    small = other_tokens(tmp_path / "small")
     words = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt=what is it?", f"draft=model:{small}"
     printed = error_of(here, *words, "pipeline_type=serial", f"policy={policy}")
     assert f"policy={policy} grows trees level by level" in printed

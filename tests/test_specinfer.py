@@ -187,7 +187,8 @@ def widen(folder):
 SPOILED = {
     "tokenizer.json calls token 3 'A', but the model's tokenizer.json calls it 'a': take a small model": rename,
     "cannot be read (": lambda f: change_json(f / "tokenizer.json", model={"vocab": 7}),
-    "has vocab_size 54, but the model has 53: take one with the same tokenizer": widen,
+    "has vocab_size 54, but the model has 53: take one with the same tokenizer": lambda f: (
+        widen(f), (f / "tokenizer.json").unlink()),
     "says model_type='gpt2', which is not supported": lambda f: change_json(
         f / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2"),
     "config.json": lambda f: (f / "config.json").unlink(),
