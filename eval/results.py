@@ -53,6 +53,17 @@ class Key(NamedTuple):
         return Contender(self.method, self.draft)
 
 
+def is_same_value(value: Any, file_value: Any) -> bool:
+    """Return whether a key has the value of an earlier start, whose paths may be those of another clone of the project.
+    """
+    if value == file_value or not isinstance(value, str) or str(ROOT) not in value:
+        return bool(value == file_value)
+
+    before_root, after_root, *parts_after = map(re.escape, value.split(str(ROOT)))
+    pattern = before_root + "(.+)" + "\\1".join([after_root, *parts_after])
+    return re.fullmatch(pattern, str(file_value)) is not None
+
+
 class Results:
     """A folder of answers, open in one evaluation at a time; `texts` are the token ids of each answer, turn by turn."""
 
@@ -93,7 +104,7 @@ class Results:
 
         for key_name, value in flat(config).items():
             file_value = env["config"].get(key_name, defaults[key_name])
-            if key_name not in VARIABLE_KEYS and file_value != value:
+            if key_name not in VARIABLE_KEYS and not is_same_value(value, file_value):
                 raise ValueError(f"{self.folder} holds answers with {key_name}={file_value}, not {value}: choose "
                                  f"another results=, or give {key_name}={file_value}")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from shutil import copytree
 
@@ -18,7 +19,7 @@ from eval import results as results_module
 from eval.command import evaluate
 from eval.evaluation import Evaluation
 from eval.keys import EvalConfig, words
-from eval.results import Key, Results, read_answers
+from eval.results import Key, Results, is_same_value, read_answers
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
@@ -406,6 +407,23 @@ def test_a_folder_without_answers_takes_another_configuration(tmp_path):
     assert load_json(tmp_path / "env.json")["config"]["seed"] == 2
     with refused("holds answers with seed=2, not 1"):
         Results(begun(tmp_path)).check(EvalConfig.of(seed=1))
+
+
+def test_a_folder_of_answers_may_be_copied_to_another_clone_of_the_project(tmp_path):
+    ours = f"{ROOT}/toy/draft_a,{ROOT}/toy/draft_b"
+    assert is_same_value(ours, "/old/toy/draft_a,/old/toy/draft_b") and is_same_value("/models/a", "/models/a")
+    for other in ("/old/toy/draft_a,/new/toy/draft_b", "/old/toy/draft_a", "/toy/draft_a,/toy/draft_b", "", 5):
+        assert not is_same_value(ours, other)
+    assert not is_same_value("/models/a", "/old/models/a")
+
+    config = EvalConfig.of(base_dir=str(ROOT / "toy" / "llama"))
+    start_results(tmp_path, config, "split-a")
+    begun(tmp_path)
+    for folder in ("/old/toy/llama", "/old/toy/eagle"):
+        with edited_json(tmp_path / "env.json") as content:
+            content["config"]["base_dir"] = folder
+        with refused(f"holds answers with base_dir={folder}, not {ROOT}") if "eagle" in folder else nullcontext():
+            Results(tmp_path).check(config)
 
 
 def test_answers_of_another_model_go_into_another_folder(tmp_path):
