@@ -158,11 +158,32 @@ function tab(session) {
 """
 
 
+KEPT = "".join(re.search(rf"// --- {name}.*?(?=\n// --- )", SCRIPT, re.S)[0] + "\n"
+               for name in ("the browser's stores", "what a reload keeps", "conversations"))
+
+
+@needs_node
+def test_a_page_whose_browser_forbids_its_stores_works_and_foreign_values_are_not_read(tmp_path):
+    steps = """
+      const forbidden = { get() { throw new Error("Access is denied"); } };
+      const parts = vm.createContext({ BroadcastChannel, Date, Math, performance, JSON });
+      Object.defineProperties(parts, { localStorage: forbidden, sessionStorage: forbidden });
+      vm.runInContext(SECTION, parts);
+      const seen = vm.runInContext(`restoreTalk(); talk.push({ content: "1" }); keepTalk(); newTalk();
+        JSON.stringify(idsKept().map((id) => kept(local, "talk." + id, [])))`, parts);
+      const values = ["5", '"abc"', "{}", "[1]", "null", "{"], first = tab(storage());
+      const read = values.map((text) => first(`local.setItem("flowspec.x", ${JSON.stringify(text)});
+        return [kept(local, "x", []), kept(local, "x", ""), kept(local, "x", {})];`));
+      console.log(JSON.stringify([JSON.parse(seen), read]));
+    """
+    seen, read = printed_by_node(tmp_path, f"const SECTION = {json.dumps(KEPT)};\n{TABS}\n{steps}")
+    assert seen == [[{"content": "1"}]]
+    empty = [[], "", {}]
+    assert read == [empty, [[], "abc", {}], empty, [[1], "", {}], empty, empty]
+
+
 @needs_node
 def test_two_tabs_never_touch_one_anothers_conversation_and_a_new_one_deletes_none(tmp_path):
-    section = "".join(re.search(rf"// --- {name}.*?(?=\n// --- )", SCRIPT, re.S)[0] + "\n"
-                      for name in ("what a reload keeps", "conversations"))
-    section = f"let talk = [], kept_at = 0, settings = {{}};\n{section}"
     steps = """
       shared.setItem("flowspec.talk", JSON.stringify([{ content: "of an earlier version" }]));
       const say = (text) => `talk.push({ content: "${text}" }); keepTalk();`;
@@ -183,7 +204,7 @@ def test_two_tabs_never_touch_one_anothers_conversation_and_a_new_one_deletes_no
       again("for (const id of idsKept()) deleteTalk(id)");
       console.log(JSON.stringify([seen, kept.sort(), again("return idsKept()"), Object.keys(shared)]));
     """
-    seen, kept, left, names = printed_by_node(tmp_path, f"const SECTION = {json.dumps(section)};\n{TABS}\n{steps}")
+    seen, kept, left, names = printed_by_node(tmp_path, f"const SECTION = {json.dumps(KEPT)};\n{TABS}\n{steps}")
     old = "of an earlier version"
     assert seen == [[old], [], [old, "1", "3"]]
     assert kept[:1] == [["2"]] and sorted(kept[1:3]) == [[old, "1", "3", "4"], [old, "1", "3", "5"]]

@@ -10,8 +10,19 @@ const QUESTIONS = ["What does a baker do?", "Explain in three steps how rain for
 const QUESTIONS_OF_TOY = ["Tell me a short story about a curious fox called Maya.", "I have a question. Where is Chile?",
   "Implement this in Python:\n\ndef word_lengths(s: str) -> list[int]:\n    \"\"\"Get the length of each word of s.\"\"\""];
 
+// --- the browser's stores ---
+
+// Where the browser forbids them, as with cookies blocked, the page itself keeps what it needs until it is closed.
+const PASSING = { getItem(name) { return this[name] ?? null; }, setItem(name, text) { this[name] = text; },
+  removeItem(name) { delete this[name]; } };
+const local = storeOf("localStorage"), session = storeOf("sessionStorage");
+
+function storeOf(name) {
+  try { return globalThis[name] ?? Object.create(PASSING); } catch { return Object.create(PASSING); }
+}
+
 let talk = [];
-let settings = { ...kept(localStorage, "settings", {}), key: kept(sessionStorage, "key", "") };
+let settings = { ...kept(local, "settings", {}), key: kept(session, "key", "") };
 let asking = null;  // the AbortController of the answer under way
 let sights = [];  // of the last answer: the guesses at each step, and the text so far
 let model = null;  // its facts, once the server has told them
@@ -22,8 +33,13 @@ let is_leaving = false;  // then the end of a request says nothing about the ser
 
 // --- what a reload keeps ---
 
+// A value of the kind of `otherwise`: another program, or an earlier version, may have left another one there.
 function kept(storage, name, otherwise) {
-  try { return JSON.parse(storage.getItem("flowspec." + name)) ?? otherwise; } catch { return otherwise; }
+  try {
+    const value = JSON.parse(storage.getItem("flowspec." + name)) ?? otherwise;
+    const is_alike = typeof value === typeof otherwise && Array.isArray(value) === Array.isArray(otherwise);
+    return is_alike ? value : otherwise;
+  } catch { return otherwise; }
 }
 
 function keep(storage, name, value) {
@@ -31,8 +47,8 @@ function keep(storage, name, value) {
 }
 
 function keepSettings() {
-  keep(localStorage, "settings", { ...settings, key: undefined });
-  keep(sessionStorage, "key", settings.key);
+  keep(local, "settings", { ...settings, key: undefined });
+  keep(session, "key", settings.key);
 }
 
 // --- conversations: each tab has its own, kept under an id in the browser ---
@@ -44,23 +60,23 @@ function newId() { return Date.now().toString(36) + Math.random().toString(36).s
 
 function keepTalk() {
   kept_at = performance.now();
-  if (talk.length) keep(localStorage, "talk." + talk_id, talk);
+  if (talk.length) keep(local, "talk." + talk_id, talk);
 }
 
 function useId(id) {
   talk_id = id;
-  keep(sessionStorage, "talk_id", id);
+  keep(session, "talk_id", id);
 }
 
 // The ids of all conversations, the newest first.
 function idsKept() {
-  return Object.keys(localStorage).filter((name) => name.startsWith("flowspec.talk.")).map((name) => name.slice(14))
+  return Object.keys(local).filter((name) => name.startsWith("flowspec.talk.")).map((name) => name.slice(14))
     .sort().reverse();
 }
 
 function openTalk(id) {
   useId(id);
-  talk = kept(localStorage, "talk." + id, []);
+  talk = kept(local, "talk." + id, []);
   tabs.postMessage({ asks: id, tab: tab_id });
 }
 
@@ -70,7 +86,7 @@ function newTalk() {
   useId(newId());
 }
 
-function deleteTalk(id) { localStorage.removeItem("flowspec.talk." + id); }
+function deleteTalk(id) { local.removeItem("flowspec.talk." + id); }
 
 // A tab that opens the conversation of another one, as a duplicate does, goes on with a copy.
 tabs.addEventListener("message", ({ data }) => {
@@ -82,8 +98,8 @@ tabs.addEventListener("message", ({ data }) => {
 
 // A browser of an earlier version kept a single conversation.
 function moveOldTalk() {
-  const old = kept(localStorage, "talk", []);
-  localStorage.removeItem("flowspec.talk");
+  const old = kept(local, "talk", []);
+  local.removeItem("flowspec.talk");
   if (!old.length) return;
   newTalk();
   talk = old;
@@ -91,7 +107,7 @@ function moveOldTalk() {
 }
 
 function restoreTalk() {
-  const id = kept(sessionStorage, "talk_id", "");
+  const id = kept(session, "talk_id", "");
   if (id) openTalk(id); else newTalk();
   moveOldTalk();
 }
@@ -172,7 +188,7 @@ function emptyStart() {
 function earlierTalks() {
   const list = element("ul", "earlier");
   for (const id of idsKept()) {
-    const title = kept(localStorage, "talk." + id, [])[0]?.content?.trim().slice(0, 60) || "without a question";
+    const title = kept(local, "talk." + id, [])[0]?.content?.trim().slice(0, 60) || "without a question";
     const open = button(title, "", () => { openTalk(id); showTalk(); });
     const remove = button("Delete", "quiet", () => { deleteTalk(id); showTalk(); });
     remove.setAttribute("aria-label", "Delete " + title);
@@ -421,7 +437,7 @@ async function look() {
 function fitPrompt() {
   at("prompt").style.height = "auto";
   at("prompt").style.height = at("prompt").scrollHeight + 2 + "px";
-  keep(sessionStorage, "prompt", at("prompt").value);
+  keep(session, "prompt", at("prompt").value);
 }
 
 function setTheme(name) {
@@ -453,10 +469,10 @@ at("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme
     ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   setTheme(dark ? "light" : "dark");
-  keep(localStorage, "theme", dark ? "light" : "dark");
+  keep(local, "theme", dark ? "light" : "dark");
 });
 at("live").addEventListener("toggle", () => {
-  keep(localStorage, "live", at("live").open);
+  keep(local, "live", at("live").open);
   if (at("live").open && sights.length && !asking) showStep(Number(at("step").value));
 });
 at("step").addEventListener("input", () => showStep(Number(at("step").value)));
@@ -471,10 +487,10 @@ addEventListener("pagehide", () => {
   is_leaving = true;
 });
 
-setTheme(kept(localStorage, "theme", ""));
-showBoards(kept(localStorage, "boards", false));
-at("live").open = kept(localStorage, "live", true);
-at("prompt").value = kept(sessionStorage, "prompt", "");
+setTheme(kept(local, "theme", ""));
+showBoards(kept(local, "boards", false));
+at("live").open = kept(local, "live", true);
+at("prompt").value = kept(session, "prompt", "");
 fitPrompt();
 restoreTalk();
 showTalk();
