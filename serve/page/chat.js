@@ -462,7 +462,7 @@ at("settings_dialog").addEventListener("close", () => {
 });
 at("show_boards").addEventListener("click", () => {
   showBoards(at("boards").hidden);
-  keep(localStorage, "boards", !at("boards").hidden);
+  keep(local, "boards", !at("boards").hidden);
   look();
 });
 at("theme").addEventListener("click", () => {
