@@ -27,6 +27,7 @@ class DeltaSizes(NamedTuple):
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+    is_tiled: bool = False  # a key head's value heads are as far apart as there are key heads, not neighbours
 
     @property
     def widths(self) -> list[int]:
@@ -44,7 +45,8 @@ class DeltaSizes(NamedTuple):
     def read(fields: Mapping[str, Any]) -> DeltaSizes:
         """Read the sizes from the fields of a `config.json`; zeros if there are none."""
         names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
-        return DeltaSizes(*(fields.get(f"linear_{name}") or 0 for name in names))
+        sizes = (fields.get(f"linear_{name}") or 0 for name in names)
+        return DeltaSizes(*sizes, is_tiled=bool(fields.get("tiled_value_heads")))
 
 
 class ShortConvolution(nn.Module):
@@ -182,4 +184,7 @@ class DeltaNet(nn.Module):
         x_THK = x_TN.unflatten(1, (self.sizes.key_heads, self.sizes.key_dim))
         square_TH1 = for_sums(x_THK).square().sum(-1, keepdim=True)
         unit_THK = x_THK * torch.rsqrt(square_TH1 + LEAST_SQUARE).to(x_TN.dtype)
-        return unit_THK.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, 1)
+        values_per_key = self.sizes.value_heads // self.sizes.key_heads
+        if self.sizes.is_tiled:
+            return unit_THK.repeat(1, values_per_key, 1)
+        return unit_THK.repeat_interleave(values_per_key, 1)

@@ -67,6 +67,7 @@ GEMMA: Supported = {
 DELTA_FIELDS = (
     "layer_types", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim",
     "linear_num_key_heads", "linear_num_value_heads")
+TILED = "tiled_value_heads"  # a field of ours: llama.cpp's files have a delta net's value heads in another order
 DELTA_DEFAULTS = {
     "partial_rotary_factor": 0.25, "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
@@ -199,11 +200,11 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                          reads=(*DELTA_FIELDS, "norm_topk_prob", "shared_expert_intermediate_size"),
                          supported={**PARTIAL, "mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
                          defaults={**DELTA_DEFAULTS, "num_key_value_heads": 2, "norm_topk_prob": True}),
-    "qwen3_5_text": Family("Qwen3_5ForCausalLM", **DELTA, reads=DELTA_FIELDS, supported=PARTIAL,
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", **DELTA, reads=(*DELTA_FIELDS, TILED), supported=PARTIAL,
                            defaults={**DELTA_DEFAULTS, "num_key_value_heads": 4}),
     "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", experts=EXPERTS, supported=PARTIAL, **DELTA,
                                names=((r"\.mlp\.gate\.", ".mlp.router."),),
-                               reads=(*DELTA_FIELDS, "shared_expert_intermediate_size"),
+                               reads=(*DELTA_FIELDS, TILED, "shared_expert_intermediate_size"),
                                defaults={**DELTA_DEFAULTS, "num_key_value_heads": 2}),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
                       windows=2, experts=LOCAL_EXPERTS, reads=("sliding_window", "layer_types"),

@@ -79,7 +79,7 @@ CONFIG = _by_name(
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling block_ffn_dim_multiplier routed_scaling_factor"""),
     (FLAG, """use_sliding_window norm_topk_prob tie_word_embeddings tie_embedding block_auto_adjust_ff_dim
-     conv_bias use_expert_bias"""),
+     conv_bias use_expert_bias tiled_value_heads"""),
     (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config dflash_config"),
     (WAVE, "rope_theta rope_local_base_freq theta"),
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),

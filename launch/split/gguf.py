@@ -11,7 +11,7 @@ import math
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -48,21 +48,29 @@ METADATA_KEYS = {  # fields of config.json -> keys in the metadata of an archite
 SCALING_KEYS = {  # fields of rope_scaling -> keys in the metadata below rope.scaling
     "original_max_position_embeddings": "original_context_length", "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow"}
-ROPE_KEYS = ("dimension_count", "freq_base", "scale_linear",  # keys below rope that have an effect here, or nowhere
-             *(f"scaling.{key}" for key in ("type", "factor", "attn_factor", "finetuned", *SCALING_KEYS.values())))
+ROPE_KEYS = (  # keys below rope that have an effect here, or nowhere
+    "dimension_count", "dimension_sections", "freq_base", "scale_linear",
+    *(f"scaling.{key}" for key in ("type", "factor", "attn_factor", "finetuned", *SCALING_KEYS.values())))
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {  # keys that are not read, and the only values that change nothing
     "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_attn_factor": (-1, 1), "rope.scaling.alpha": (0, 1),
     "attention.causal": (True,), "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,),
     "attention.temperature_scale": (0,), "attention.shared_kv_layers": (0,), "expert_shared_count": (0,),
     "expert_weights_scale": (0, 1), "expert_group_count": (0, 1), "leading_dense_block_count": (0,),
-    "nextn_predict_layers": (0,), "use_parallel_residual": (False,), "router_logit_softcapping": (0,),
+    "use_parallel_residual": (False,), "router_logit_softcapping": (0,),
     "swin_norm": (False,)}
 
 ROTATED_LAYERS = ("self_attn.q_proj", "self_attn.k_proj")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 NAME_ENDINGS = (".weight", ".bias")  # of tensors
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+BIASES = (  # names of tensors that end as llama.cpp's converter writes them
+    ("expert_bias", "expert_bias.bias"), ("e_score_correction_bias", "e_score_correction.bias"),
+    ("dt_bias", "dt_proj.bias"))
+DECAYS = ".ssm_a"  # the name of a tensor without an ending: the negative speeds of a delta net
+FUSED = {**FUSED_LAYERS, "in_proj_ba": ("in_proj_b", "in_proj_a")}
 
 
 class Architecture(NamedTuple):
@@ -77,6 +85,14 @@ class Architecture(NamedTuple):
 
 EXPERT_KEYS = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
                "norm_topk_prob": "expert_weights_norm"}
+CONVOLUTION_KEYS = {"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"}
+DELTA_KEYS = {
+    "full_attention_interval": "full_attention_interval", "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size", "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank"}
+SPARSE_DELTA_KEYS = {
+    **DELTA_KEYS, "num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 ARCHITECTURES = {
     "llama": Architecture("llama", is_interleaved=True),
     "qwen2": Architecture("qwen2"),
@@ -93,8 +109,15 @@ ARCHITECTURES = {
     "seed_oss": Architecture("seed_oss"),
     "ernie4_5": Architecture("ernie4_5"),
     "lfm2": Architecture(
-        "lfm2", extra_keys={"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"},
-        defaults={"block_auto_adjust_ff_dim": False}),
+        "lfm2", extra_keys=CONVOLUTION_KEYS, defaults={"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": Architecture("lfm2_moe", extra_keys={
+        **CONVOLUTION_KEYS, "num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
+        "num_dense_layers": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale"}),
+    "minimax-m2": Architecture("minimax_m2", extra_keys={
+        "num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
+    "qwen3next": Architecture("qwen3_next", extra_keys=SPARSE_DELTA_KEYS),
+    "qwen35": Architecture("qwen3_5_text", extra_keys=DELTA_KEYS, defaults={"tiled_value_heads": True}),
+    "qwen35moe": Architecture("qwen3_5_moe_text", extra_keys=SPARSE_DELTA_KEYS, defaults={"tiled_value_heads": True}),
     "gpt-oss": Architecture(
         "gpt_oss", extra_keys={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
 }
@@ -241,10 +264,13 @@ class GgufFile:
         if model_type == "llama" and config.get("sliding_window"):
             config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
         heads_by_layer = config.get("num_key_value_heads")
-        if model_type == "lfm2" and isinstance(heads_by_layer, list):  # 0 for a convolution
+        if isinstance(heads_by_layer, list) and "conv_L_cache" in config:  # 0 for a convolution
             config["num_key_value_heads"] = max(heads_by_layer)
             config["layer_types"] = ["full_attention" if num_heads else CONVOLUTION for num_heads in heads_by_layer]
+        if "linear_num_value_heads" in config:
+            config["linear_value_head_dim"] = self._model_value("ssm.inner_size") // config["linear_num_value_heads"]
         check({**config, "rope_scaling": None}, CONFIG, "its metadata")
+        self._leave_out_layers_ahead(config)
         if model_type == "olmo2" and config.get("sliding_window"):
             raise ValueError("it has sliding windows, as OLMo 3 has, which are not supported")
 
@@ -262,8 +288,7 @@ class GgufFile:
             config["sliding_window_pattern"] = int(window_pattern)
 
         rotated_dim = self._model_value("rope.dimension_count", head_dim)
-        if rotated_dim != head_dim:
-            config["partial_rotary_factor"] = rotated_dim / head_dim
+        config["partial_rotary_factor"] = rotated_dim / head_dim
         if model_type in ("glm4", "gpt_oss", "seed_oss"):
             config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
 
@@ -271,6 +296,13 @@ class GgufFile:
         config["rope_scaling"] = self._rope_scaling(config)
         check(config, CONFIG, "its metadata")
         return config
+
+    def _leave_out_layers_ahead(self, config: dict[str, Any]) -> None:
+        """Leave out the last layers if they are for multi-token prediction."""
+        num_all = config["num_hidden_layers"]
+        config["num_hidden_layers"] -= self._model_value("nextn_predict_layers", 0)
+        prefixes = tuple(f"blk.{layer}." for layer in range(config["num_hidden_layers"], num_all))
+        self._tensors = {name: x for name, x in self._tensors.items() if not name.startswith(prefixes)}
 
     def _refuse_unread(self, head_dim: int, rotated_dim: int) -> None:
         """Raise ValueError for metadata that would change what the model computes, but is not read."""
@@ -346,6 +378,9 @@ class GgufFile:
         if unused_names:
             raise ValueError(f"it holds {min(unused_names)}, which no {self._architecture_name} model has")
 
+        if plain and "tiled_value_heads" in self.config:
+            raise ValueError("its delta nets have llama.cpp's order of heads, which no other program reads")
+
         # the tensors that stay in the file, and those that are converted
         family = self._sizes.family
         entries = {}
@@ -376,7 +411,7 @@ class GgufFile:
 
         shape = tuple(map(int, reversed(tensor.shape)))
         matrix_shape = shape[1:] if expert else shape
-        if matrix_shape != form.shape:
+        if _without_ones(matrix_shape) != _without_ones(form.shape):
             raise ValueError(f"{tensor.name} has the shape {matrix_shape} instead of {form.shape}")
 
         first_byte = int(tensor.data_offset)
@@ -416,15 +451,19 @@ class GgufFile:
     def _tensor_name(self, name: str) -> str:
         """Return llama.cpp's name for a tensor of the decoder; there all experts of a layer are one tensor."""
         usual_name = EXPERT.sub(".experts.", published(name, self._sizes.family))
-        tensor_name: str = self._name_map.get_name(usual_name, NAME_ENDINGS) or usual_name
-        return tensor_name if tensor_name.endswith(NAME_ENDINGS) else f"{tensor_name}.weight"
+        for ending, tensor_ending in BIASES:
+            usual_name = re.sub(rf"\b{ending}$", tensor_ending, usual_name)
+        usual_names = usual_name, usual_name[len("model."):]  # those of LFM2's experts begin with their layers
+        known_names = [self._name_map.get_name(each, NAME_ENDINGS) for each in usual_names]
+        tensor_name: str = next(filter(None, known_names), usual_name)
+        return tensor_name if tensor_name.endswith((*NAME_ENDINGS, DECAYS)) else f"{tensor_name}.weight"
 
     def _decoder_forms(self) -> dict[str, TensorForm]:
         """Return the forms of the decoder's tensors, with products fused where the file has them fused."""
         forms: dict[str, TensorForm] = {}
         for name, shape in tensor_shapes(self._sizes):
             layer_name = name.split(".")[-2]
-            for fused_name, part_names in FUSED_LAYERS.items():
+            for fused_name, part_names in FUSED.items():
                 if "experts" in name or layer_name not in part_names:
                     continue
                 first_part = name.replace(layer_name, part_names[0])
@@ -442,13 +481,15 @@ class GgufFile:
         expert = EXPERT.search(name)
         data = tensor.data[int(expert[1])] if expert else tensor.data
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
-        if form.shape[1:2] == (1,) and weights.dim() == 2:  # the inputs of each column of a convolution
-            weights = weights[:, None]
-        if tuple(weights.shape) != form.shape:
+        if _without_ones(weights.shape) != _without_ones(form.shape):
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
+        weights = weights.view(form.shape)
+        if tensor.name.endswith(DECAYS):
+            weights = torch.log(-weights)
         if self._is_interleaved(name):
             weights = half_a_head_apart(weights, self._sizes.head_dim)
-        if self._sizes.family.norm_weight_plus_one and weights.dim() == 1:  # a norm
+        is_norm = weights.dim() == 1 and "linear_attn" not in name
+        if self._sizes.family.norm_weight_plus_one and is_norm:
             weights = weights - 1
         return weights
 
@@ -460,6 +501,11 @@ class GgufFile:
         generation = {name: self._value(f"sampling.{key}", of="general") for name, key in SAMPLING_KEYS.items()}
         replace(folder / "generation_config.json", json.dumps(generation, indent=1).encode())
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    """Return the sizes of the dimensions that a file must have: it may omit those of size 1."""
+    return [size for size in shape if size != 1]
 
 
 def _open(path: Path) -> Any:
