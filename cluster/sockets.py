@@ -12,7 +12,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, Iterable, NamedTuple, Sequence, TypeVar
 
 from cluster.keys import Keys, encrypted
@@ -49,7 +49,7 @@ class Door:
         self.membership = membership
         self._listening_socket = listening_socket
         self._strangers: deque[socket.socket] = deque()  # connections without a greeting so far
-        self._greeted_peers: SimpleQueue[Greeted] = SimpleQueue()
+        self._greeted_peers: Queue[Greeted] = Queue()  # a SimpleQueue of Python 3.8 may wait for ever
         self._is_closed = False
         self._thread_error: BaseException | None = None  # that ended a thread of the door
 
