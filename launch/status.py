@@ -4,7 +4,6 @@ Without a server it shows what this machine knows: the hosts file of hosts=auto,
 """
 from __future__ import annotations
 
-import json
 import os
 import sys
 from http.client import HTTPConnection, HTTPException
@@ -18,11 +17,17 @@ from config.presets import HOME
 from config.schema.untrusted import one_line, parse_json
 
 REPLY_SECONDS = 10.0
-NUMBER = (lambda value: value is None or fits(value, float))
 COLUMNS = {  # of a card's figures: their headings, and their digits
     "free_gb": ("GB free", 1), "rows_per_second": ("rows/s", 1), "segment_ms": ("ms a segment", 1),
     "round_trip_ms": ("ms round trip", 1), "mbps": ("Mbit/s", 0), "sent_mbps": ("sent", 2)}
-CARD_FORM = {"rank": str, "state": str, "layers": int, "busy": float, **dict.fromkeys(COLUMNS, NUMBER)}
+
+
+def is_figure(value: Any) -> bool:
+    """Whether this is a number, or None for an unknown one."""
+    return value is None or fits(value, float)
+
+
+CARD_FORM = {"rank": str, "state": str, "layers": int, "busy": float, **dict.fromkeys(COLUMNS, is_figure)}
 CLUSTER_FORM = {"status": str, "reason": str, "boards": [CARD_FORM]}
 
 

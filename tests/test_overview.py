@@ -1,4 +1,4 @@
-"""What is known of the boards of a pipeline: figures against hand-made visits, the planner's advice, and the terminal."""
+"""What is known of a pipeline's boards: figures against hand-made visits, the planner's advice, and the terminal."""
 from __future__ import annotations
 
 import json
@@ -155,7 +155,8 @@ def test_the_server_tells_what_is_known_and_the_terminal_shows_it(server, capsys
 
 
 def test_the_terminal_shows_a_lost_board_and_the_advice():
-    card = {"rank": "rank 1 (pi-1, 10.0.0.2)", "state": "lost", "layers": 5, "busy": 0.0, **dict.fromkeys(status.COLUMNS)}
+    card = {"rank": "rank 1 (pi-1, 10.0.0.2)", "state": "lost", "layers": 5, "busy": 0.0,
+            **dict.fromkeys(status.COLUMNS)}
     cluster = {"status": "recovering", "reason": "pi-1 was lost\x1b", "boards": [card], "slowest": 0, "advice": "wait"}
     assert list(status.lines_of(cluster)) == [
         "recovering: pi-1 was lost\\x1b",
@@ -186,7 +187,8 @@ def test_the_terminal_says_what_is_needed(tmp_path, monkeypatch, capsys, server)
             status.main([])
 
 
-@pytest.mark.parametrize("words, reason", [(["nonsense=3"], "unknown key nonsense"), (["toy", "x"], "is not key=value")])
+@pytest.mark.parametrize("words, reason", [(["nonsense=3"], "unknown key nonsense"),
+                                           (["toy", "x"], "is not key=value")])
 def test_a_worker_is_told_a_mistyped_word_once(words, reason):
     with refused(reason):
         cli.main(words)
