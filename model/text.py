@@ -23,18 +23,19 @@ from config.run_config import is_template_file
 from config.schema.untrusted import BYTE_ORDER_MARK, WHOLE_FOLDER, Name, one_line, read_bytes, read_json, reason
 from model.markup import HARMONY, HARMONY_END, AnswerPart, CallReader, Thought, shown_marks
 from model.sandbox import Sandbox
-from model.tokenizer import BYTE_OF_LETTER, TEMPLATE_FILE, file_tokenizer, rendered
+from model.tokenizer import BYTE_OF_LETTER, TEMPLATE_FILE, file_tokenizer, in_words_of_4, rendered
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-                   "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", CONFIG_FILE, "special_tokens_map.json", "added_tokens.json",
+                   "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer needs one of them
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
+SETTINGS = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.json",
             "generation_config.json", "config.json")
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
 AUTO, OWN, DEFAULT_TEMPLATE = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
 FAST_CLASS = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
-TEMPLATE_SETTINGS = ("tokenizer_config.json", "chat_template.json")  # files that may have it as `chat_template`
+TEMPLATE_SETTINGS = (CONFIG_FILE, "chat_template.json")  # files that may have it as `chat_template`
 # The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
@@ -212,7 +213,9 @@ class Text:
 
         file_names = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._settings = {name: read_json(self.folder / name) for name in file_names}  # by the name of their file
-        if self._settings.get("tokenizer_config.json", {}).get("model_type") == "gpt2":  # only transformers writes this
+        settings = self._settings.get(CONFIG_FILE, {})
+        self._settings[CONFIG_FILE] = in_words_of_4(settings)
+        if settings.get("model_type") == "gpt2":  # only transformers writes this
             raise ValueError(f"the tokenizer in {self.folder} was read out of a GGUF file in a way that splits texts "
                              "wrongly: split the file again")
 
@@ -243,7 +246,7 @@ class Text:
 
     def _open(self) -> Any:
         try:
-            with _without_marks(self.folder) as folder:
+            with _readable(self.folder, self._settings) as folder:
                 tokenizer = call_tokenizer(file_tokenizer, folder, self._settings) or self._read_by_transformers(folder)
             _check_growth(tokenizer)
             _end_training(tokenizer)
@@ -261,7 +264,7 @@ class Text:
                              f"model, or give token ids with prompt_ids=") from error
 
     def _read_by_transformers(self, folder: Path) -> Any:
-        class_name = self._settings.get("tokenizer_config.json", {}).get("tokenizer_class")
+        class_name = self._settings[CONFIG_FILE].get("tokenizer_class")
         tokenizer_class = _of_transformers(FAST_CLASS if class_name == FAST_CLASS else "AutoTokenizer")
         tokenizer = call_tokenizer(tokenizer_class.from_pretrained, str(folder), local_files_only=True,
                                    trust_remote_code=False)
@@ -531,11 +534,15 @@ def call_tokenizer(function: Callable[..., Result], *inputs: Any, **options: Any
 
 
 @contextmanager
-def _without_marks(folder: Path) -> Iterator[Path]:
-    """Yield a folder whose files transformers can read: this one, or a copy without byte order marks in JSON."""
+def _readable(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """Yield a folder whose files transformers can read: this one, or a copy without byte order marks in JSON and with
+    these `settings` of the tokenizer."""
     paths = [path for path in (folder / name for name in {*TOKENIZER_FILES, *SETTINGS}) if path.is_file()]
     mark = BYTE_ORDER_MARK.encode()
-    if not any(path.suffix == ".json" and read_bytes(path, WHOLE_FOLDER).startswith(mark) for path in paths):
+    has_marks = any(path.suffix == ".json" and read_bytes(path, WHOLE_FOLDER).startswith(mark) for path in paths)
+    config_path = folder / CONFIG_FILE
+    is_as_read = not config_path.is_file() or read_json(config_path) == settings[CONFIG_FILE]
+    if is_as_read and not has_marks:
         yield folder
         return
 
@@ -544,6 +551,8 @@ def _without_marks(folder: Path) -> Iterator[Path]:
         for path in paths:
             data = path.read_bytes()
             (Path(copy) / path.name).write_bytes(data[len(mark):] if data.startswith(mark) else data)
+        if config_path.is_file():
+            (Path(copy) / CONFIG_FILE).write_text(json.dumps(settings[CONFIG_FILE]), encoding="utf-8")
         yield Path(copy)
 
 

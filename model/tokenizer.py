@@ -28,7 +28,7 @@ PLAIN_SETTINGS = {  # those that change nothing here, or that are read
     *TOKEN_ROLES, OTHER_TOKENS, "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder",
     "chat_template", "clean_up_tokenization_spaces", "errors", "legacy", "model_input_names", "model_max_length",
     "name_or_path", "padding_side", "sp_model_kwargs", "spaces_between_special_tokens", "tokenizer_class",
-    "truncation_side", "use_default_system_prompt"}
+    "truncation_side", "use_default_system_prompt", "backend", "is_local", "local_files_only"}
 # names of a template's variables that a request must not give: they are written here, or would have no effect
 TAKEN_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
                    "tokenize"}
@@ -113,6 +113,19 @@ class FileTokenizer:
         """Return the text of tokens, with all its spaces."""
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+
+def in_words_of_4(settings: Settings) -> Settings:
+    """Return a tokenizer's settings as transformers 4 reads them, if version 5 has written them."""
+    old_settings = dict(settings)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        old_settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+
+    extra_tokens = settings.get("extra_special_tokens")
+    if isinstance(extra_tokens, list):  # in version 4 an object
+        del old_settings["extra_special_tokens"]
+        old_settings[OTHER_TOKENS] = [*(settings.get(OTHER_TOKENS) or ()), *extra_tokens]
+    return old_settings
 
 
 def file_tokenizer(folder: Path, files: Mapping[str, Settings]) -> FileTokenizer | None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.text import LLAMA2_SYSTEM, AnswerReader, Stream, Text, chosen, own_template
+from model.tokenizer import FileTokenizer
 from tests.checkpoints import refused
 from tests.forked import CONTEXT
 from tests.json_files import change_json, load_json, save_json
@@ -298,6 +299,23 @@ def copied(text, folder, **settings):
 def changed(text, tmp_path, **settings):
     """The same tokenizer with other settings."""
     return Text(copied(text, tmp_path / "new", **settings))
+
+
+EXTRA = ["<|eot_id|>", "<|end_of_text|>"]
+
+
+@pytest.mark.parametrize("more", [{}, {"processor_class": "Pixtral"}], ids=["by tokenizers", "by transformers"])
+def test_settings_as_transformers_5_writes_them_are_read(llama3, tmp_path, more):
+    """It calls a class and a list otherwise; 4 fails at both."""
+    new_words = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "is_local": True,
+                 "extra_special_tokens": EXTRA, "local_files_only": False, **more}
+    new = changed(llama3, tmp_path, **new_words)
+    old = Text(copied(llama3, tmp_path / "old", additional_special_tokens=EXTRA, **more))
+    both = [text.tokenizer for text in (new, old)]
+    assert type(both[0]) is type(both[1]) and isinstance(both[0], FileTokenizer) == (not more)
+    ids = [tokenizer(f"{MIXED}<|eot_id|>{MIXED}")["input_ids"] for tokenizer in both]
+    assert ids[0] == ids[1] and both[0].all_special_ids == both[1].all_special_ids
+    assert new.decode(ids[0]) == old.decode(ids[1]) and new.end_ids == old.end_ids
 
 
 @pytest.mark.parametrize("content", ["[]", "{"])
