@@ -201,8 +201,9 @@ def other_tokens(folder):
 
 
 @pytest.mark.parametrize("size", [50, 54])
-def test_a_model_with_the_same_tokens_and_other_padding_guesses_them_itself(tmp_path, capsys, size):
+def test_a_model_with_the_same_tokens_and_other_padding_guesses_them_itself(tmp_path, monkeypatch, capsys, size):
     """As Qwen2.5's models of several sizes have it; 51 and 52 are padding here."""
+    monkeypatch.setattr("launch.prepare.HOME", tmp_path)
     save_model(tmp_path / "base")
     small, output = resized(tmp_path / "small", size), tmp_path / "answer.json"
     asked = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt_ids=5,52,17,51", "max_new_tokens=24"
