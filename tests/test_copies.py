@@ -9,7 +9,7 @@ from model.drafts.mixture import PRIOR_SHARPNESS, Blend, Mixture, confidence, st
 from model.drafts.network import at_once
 from model.drafts.suffix import Suffix
 from model.tree import TokenTree
-from tests.test_mixture import LIMIT, VOCAB, Table, anywhere, settle_a_miss
+from tests.test_mixture import LIMIT, VOCAB, Table, anywhere, grown, paths, settle_a_miss
 from tests.tiny import digits
 
 SOURCE = [1, 5, 0, 2, 2, 6, 4, 0, 3, 1, 1, 4, 6, 5, 5, 3, 2, 0, 0, 6, 1, 3]  # no three tokens of it occur twice
@@ -18,6 +18,11 @@ SOURCE = [1, 5, 0, 2, 2, 6, 4, 0, 3, 1, 1, 4, 6, 5, 5, 3, 2, 0, 0, 6, 1, 3]  # n
 def copying(length, limit=LIMIT, source=SOURCE):
     """A tree whose text ends with a match of so many tokens."""
     return TokenTree([*source, 4, *source[:length]], limit)
+
+
+def long_source():
+    """A text of 160 random tokens."""
+    return random.Random(0).choices(range(VOCAB), k=160)
 
 
 def chain(tree):
@@ -51,7 +56,7 @@ def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits
     assert blend.copies([(5, .9)], 4) == [(5, .35)]
 
 
-# By hand, with `confidence` alone: a chain of copies ends where the product of its probabilities is below .2. After a
+# By hand, with `confidence` alone: a chain of sure copies ends where the product of its probabilities is below .2. After a
 # match of 7 it is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206 for 7 copies, so a level adds 1/8. After
 # one of 8 it is 8 * 9 / (18 * 19) = .21 for 10 copies: 1/11. So networks are read after 7, and not after 8.
 @pytest.mark.parametrize("length, copies, is_read", [(4, 1, True), (7, 7, True), (8, 10, False), (9, 11, False)])
@@ -66,9 +71,7 @@ def test_networks_are_read_where_a_level_adds_a_tenth_of_a_token(unlearning, len
 
 
 def test_a_match_of_sixty_tokens_is_one_chain_of_more(unlearning):
-    rng = random.Random(0)
-    source = [rng.randrange(VOCAB) for _ in range(160)]
-    tree = copying(60, 999, source)
+    tree = copying(60, 999, long_source())
     assert Mixture([Table()], Suffix()).offer_sure(tree, Growth(200, 6, 3))
     assert len(tree.live) == 74  # 60 * 61 / (134 * 135) is .202, and with one more copy .199
 
@@ -131,10 +134,30 @@ def test_networks_that_were_not_read_keep_their_weights():
 
 
 def test_copies_are_offered_at_once_where_a_level_is_not_worth_its_time(unlearning):
-    table, tree = Table(), copying(7)
+    table, tree = Table(), copying(7, 999, long_source())
     draft = Mixture([table], Suffix())
-    assert at_once(draft.grow(tree, anywhere(60), lambda expected_tokens: False)) and chain(tree) == 7
-    assert not at_once(draft.grow(tree, anywhere(60), lambda expected_tokens: False)) and table.seen == []
+    assert at_once(draft.grow(tree, anywhere(200), lambda expected_tokens: False)) and table.seen == []
+    # 58 copies, as .6 * .8 * 9 * 10 / (65 * 66) is .0101, and with one more .0098. The suffix reads the last one, a match
+    # of 65, after which 80 are sure: 65 * 66 / (145 * 146) is .203, and with one more .1999.
+    assert len(tree.live) == 58 + 80
+
+
+class Unready(Table):
+    """A network that cannot read the tip yet."""
+
+    def expand(self, tree, nodes, width):
+        yield from ()
+
+
+@pytest.mark.parametrize("network, is_worth", [(Unready, True), (Table, False)])
+@pytest.mark.parametrize("seed", range(4))
+def test_where_networks_are_not_read_a_tree_is_that_of_the_suffix_alone(seed, network, is_worth):
+    text = random.Random(seed).choices(range(VOCAB), k=40)
+    tree, draft = TokenTree(text, LIMIT), Mixture([network()], Suffix())
+    while at_once(draft.grow(tree, anywhere(30), lambda expected_tokens: is_worth)):
+        pass
+    tree_of_suffix = grown(Mixture([], Suffix()), TokenTree(text, LIMIT), anywhere(30))
+    assert paths(tree) == paths(tree_of_suffix) and len({tree.nodes[node].parent for node in tree.live}) > 5
 
 
 def test_every_token_of_a_text_teaches_what_a_match_before_it_was_worth():

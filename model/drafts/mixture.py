@@ -26,7 +26,8 @@ RECOVERY_TOKENS = 64  # without predictions, over which foresight returns to 1
 EULER = 0.5772  # the mean of Gumbel noise
 MAX_UNREQUESTED = 64  # guesses to which a level adds children without reading them
 DEPTH_FACTOR, RANK_FACTOR = 0.95, 0.8  # of the levels below an outcome, per unit of depth and of rank
-LEAST_COPY = 0.2  # probability of a path of copies that is worth a row without a network's agreement
+LEAST_COPY = 0.01  # probability from the tip of a copy that is added; likelier guesses leave before it
+SURE_COPY = 0.2  # of one that is worth a row while guessing rests, and is counted beside a level of networks
 # The expected tokens that a level of networks must add beside copies: about the time of a level as a share of a round
 # of plain decoding (.05 to .1 of the bundled profiles, more on one machine).
 LEVEL_PRICE = 0.1
@@ -137,16 +138,18 @@ class Mixture(Draft):
 
         # copies, which take no time
         horizon = tree.horizon
-        addable_tokens = self._follow_copies(tree, tree.tip, growth)
+        addable_tokens = self._follow_copies(tree, tree.tip, growth, LEAST_COPY)
         has_copied = tree.horizon > horizon
 
-        # a level, of the suffix alone where networks would add too little
-        asks_networks = addable_tokens >= LEVEL_PRICE
-        networks = self.parts if asks_networks else ()
-        nodes = self._choose(tree, growth, networks)
-        if nodes and asks_networks and not worth_drafting(self._expected_tokens(tree, nodes)):
-            return has_copied
-        predicted_nodes = yield from self._expand(tree, nodes, growth.width, networks)
+        # a level, of the suffix alone where networks cannot read the tip yet, or would add too little
+        predicted_nodes: list[int] = []
+        if addable_tokens >= LEVEL_PRICE:
+            nodes = self._choose(tree, growth, self.parts)
+            if nodes and worth_drafting(self._expected_tokens(tree, nodes)):
+                predicted_nodes = yield from self._expand(tree, nodes, growth.width, self.parts)
+        if not predicted_nodes and self._suffix:
+            nodes = self._choose(tree, growth, ())
+            predicted_nodes = yield from self._expand(tree, nodes, growth.width, ())
         if not predicted_nodes:
             return has_copied
         self._num_levels += 1
@@ -361,20 +364,21 @@ class Mixture(Draft):
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth) -> float:
-        """Add the copies after a node, as far as they are worth a row; return the most that a level could add.
+    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth, least: float = SURE_COPY) -> float:
+        """Add the copies after a node of at least this probability; return the most that a level could add beside them.
 
-        That is in tokens, of networks that read all these copies, and the guess after them, one in each level. Wherever
-        the copies fail or end, the networks have one more guess, but for copies that are right up to the text's limit.
+        That is in tokens, of networks that read all sure copies, and the guess after them, one in each level. Wherever
+        these fail or end, the networks have one more guess, but for copies that are right up to the text's limit.
         """
-        path_probability, num_copies = 1.0, 0
+        path_probability, num_sure = 1.0, 0
         has_guess_after = 1.0  # probability
         while tree.nodes[node].pos + 1 < tree.max_tokens:
             prediction = self._predictions.get(node) or self._prediction_by_suffix(tree, node, growth.width)
             if not prediction.copies:
                 break
             copied_token, probability = prediction.copies[0]
-            if path_probability * probability < LEAST_COPY:
+            path_probability *= probability
+            if path_probability < least:
                 break
 
             if tree.child(node, copied_token) is None:
@@ -385,11 +389,11 @@ class Mixture(Draft):
             child = tree.child(node, copied_token)
             if child is None:
                 break
-            node, num_copies = child, num_copies + 1
-            path_probability *= probability
+            node = child
+            num_sure += path_probability >= SURE_COPY
         else:
             has_guess_after -= path_probability
-        return has_guess_after / (num_copies + 1)
+        return has_guess_after / (num_sure + 1)
 
     def _children(self, tree: TokenTree, node: int, min_score: float, only_better: bool) -> Iterator[Guess]:
         """Yield the guesses after a node whose paths have at least this score, and a better one than in the tree."""
