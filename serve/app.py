@@ -129,7 +129,7 @@ class Server:
         return response
 
     def cluster(self) -> Response:
-        """Return the state of the pipeline, and what is known of its boards; on a thread, since the planner is asked."""
+        """Return the state of the pipeline and what is known of its boards; on a thread, since the planner is asked."""
         health, overview = self.engine.health, self.engine.overview
         boards = overview.as_json() if overview else {"boards": []}
         return as_json({"status": health.status, "reason": health.reason, "model": self.model_name, **boards})
