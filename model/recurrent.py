@@ -45,8 +45,8 @@ class DeltaSizes(NamedTuple):
     def read(fields: Mapping[str, Any]) -> DeltaSizes:
         """Read the sizes from the fields of a `config.json`; zeros if there are none."""
         names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
-        sizes = (fields.get(f"linear_{name}") or 0 for name in names)
-        return DeltaSizes(*sizes, is_tiled=bool(fields.get("tiled_value_heads")))
+        key_heads, value_heads, key_dim, value_dim = (fields.get(f"linear_{name}") or 0 for name in names)
+        return DeltaSizes(key_heads, value_heads, key_dim, value_dim, is_tiled=bool(fields.get("tiled_value_heads")))
 
 
 class ShortConvolution(nn.Module):

@@ -115,7 +115,7 @@ class FileTokenizer:
         return text
 
 
-def in_words_of_4(settings: Settings) -> Settings:
+def in_words_of_4(settings: Settings) -> dict[str, Any]:
     """Return a tokenizer's settings as transformers 4 reads them, if version 5 has written them."""
     old_settings = dict(settings)
     if settings.get("tokenizer_class") == "TokenizersBackend":
