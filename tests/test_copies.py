@@ -56,9 +56,9 @@ def test_hits_and_misses_of_a_length_change_the_copies_of_that_length_alone(hits
     assert blend.copies([(5, .9)], 4) == [(5, .35)]
 
 
-# By hand, with `confidence` alone: a chain of sure copies ends where the product of its probabilities is below .2. After a
-# match of 7 it is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206 for 7 copies, so a level adds 1/8. After
-# one of 8 it is 8 * 9 / (18 * 19) = .21 for 10 copies: 1/11. So networks are read after 7, and not after 8.
+# By hand, with `confidence` alone: a chain of sure copies ends where the product of its probabilities is below .2.
+# After a match of 7 it is .6 * .8 * 9/11 * 10/12 * 11/13 * 12/14 * 13/15 = .206 for 7 copies, so a level adds 1/8.
+# After one of 8 it is 8 * 9 / (18 * 19) = .21 for 10 copies: 1/11. So networks are read after 7, and not after 8.
 @pytest.mark.parametrize("length, copies, is_read", [(4, 1, True), (7, 7, True), (8, 10, False), (9, 11, False)])
 def test_networks_are_read_where_a_level_adds_a_tenth_of_a_token(unlearning, length, copies, is_read):
     table, tree = Table(), copying(length)
@@ -137,8 +137,8 @@ def test_copies_are_offered_at_once_where_a_level_is_not_worth_its_time(unlearni
     table, tree = Table(), copying(7, 999, long_source())
     draft = Mixture([table], Suffix())
     assert at_once(draft.grow(tree, anywhere(200), lambda expected_tokens: False)) and table.seen == []
-    # 58 copies, as .6 * .8 * 9 * 10 / (65 * 66) is .0101, and with one more .0098. The suffix reads the last one, a match
-    # of 65, after which 80 are sure: 65 * 66 / (145 * 146) is .203, and with one more .1999.
+    # 58 copies, as .6 * .8 * 9 * 10 / (65 * 66) is .0101, and with one more .0098. The suffix reads the last one, a
+    # match of 65, after which 80 are sure: 65 * 66 / (145 * 146) is .203, and with one more .1999.
     assert len(tree.live) == 58 + 80
 
 
