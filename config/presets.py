@@ -51,7 +51,13 @@ PRESETS = {
        for size in ("1.7B", "4B", "8B", "14B", "32B")},
     "qwen3-30b-a3b": _hub("Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", "auto:4", "own"),
     "gpt-oss-20b": _hub("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "auto:4", "own"),
-    "gemma-3-12b": _hub("google/gemma-3-12b-it", "", "auto:4", "own"),  # no published head is known
+    # no published heads are known
+    "gemma-3-12b": _hub("google/gemma-3-12b-it", "", "auto:4", "own"),
+    **{f"lfm2-{size.lower()}": _hub(f"LiquidAI/LFM2-{size}", "", "auto:4", "own") for size in ("1.2B", "8B-A1B")},
+    "qwen3-next-80b-a3b": _hub("Qwen/Qwen3-Next-80B-A3B-Instruct", "", "auto:4", "own"),
+    # heads that guess blocks
+    **{f"qwen3.5-{size.lower()}": _hub(f"Qwen/Qwen3.5-{size}", f"z-lab/Qwen3.5-{size}-DFlash", "auto:4", "own")
+       for size in ("4B", "9B", "27B", "35B-A3B")},
 }
 
 

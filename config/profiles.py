@@ -168,6 +168,14 @@ PROFILES = {
     "two-pcs": Profile("two desktops with GPUs, 1 Gbit/s, a 7B model in 4 bits", layers=32, row_bytes=8192, model=15,
                        row=0.5, free=30, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5,
                        weights=3.6, factors=(1, 1), links=((0, 1, 0.02, 50_000),)),
+    # Qwen3-30B-A3B on Raspberry Pi 5 boards, in 2.7 bits a weight. One board of 16 GB was measured with llama.cpp
+    # (geerlingguy/ai-benchmarks, 47): 8 tokens/s, so 125 ms a token, of which the LM head takes about 20, and prompts
+    # with 92 ms a token. The 8 experts of a row are 1.6 MB in each of 48 layers; at the same 9 GB/s one more expert
+    # takes 8.5 ms. About half of a row's work is hidden behind that.
+    "pi-30b-a3b": Profile("four Raspberry Pi 5 boards, 1 Gbit/s, a 30B model of which 3B compute a token", layers=48,
+                          row_bytes=8192, model=105, row=45, free=1, token=0.011, level=12, verdict=20, latency=0.3,
+                          mbps=1000, step=0.5, weights=9.9, expert=8.5, experts=128, chosen=8,
+                          own_times=_scaled(3, OWN_TIMES)),
     # Four fast GPUs in one machine: 4 ms per stage, wires of 100 Gbit/s.
     "server": Profile("one server with five GPUs, a 7B model in fp16", layers=32, row_bytes=8192, model=16, row=0.01,
                       free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05,
