@@ -65,7 +65,7 @@ class Overview:
         self._layer_counts = [stages[position] for position in positions]
         first_stage = min(1, len(ring) - 1)
         self._stages = [-1 if other_rings else position - first_stage for position in positions]
-        self._can_advise = placement.world == len(stages) > 2 and not other_rings
+        self._can_advise = placement.world == len(stages) > 2 and all(stages[1:]) and not other_rings
 
         self._rates: list[Rate] = []
         self._usual_rows = 1  # of a segment, where it enters the first stage
