@@ -117,10 +117,10 @@ def _whole(number: Any) -> Any:
 
 def _listed(content: Any) -> Any:
     """Return a content that is no text as a list of parts: of a single one, or with texts as parts."""
-    parts = [content] if isinstance(content, dict) else content
-    if not isinstance(parts, list):
-        return parts
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    entries = [content] if isinstance(content, dict) else content
+    if not isinstance(entries, list):
+        return entries
+    return [{"type": "text", "text": entry} if isinstance(entry, str) else entry for entry in entries]
 
 
 def _unless_empty(text: Any) -> Any:

@@ -46,17 +46,17 @@ def folder(tmp_path_factory):
     return bytelevel(tmp_path_factory.mktemp("history") / "new")
 
 
-@pytest.mark.parametrize("translate, body", [
+@pytest.mark.parametrize("translate, sent_fields", [
     (responses.as_chat, {"input": "hi"}),
     (anthropic.as_chat, {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]})])
-def test_what_changes_an_answer_counts_in_each_protocol_or_is_refused(translate, body):
+def test_what_changes_an_answer_counts_in_each_protocol_or_is_refused(translate, sent_fields):
     fields = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 3,
               "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"5": 1.0}, "ignore_eos": True}
-    read = read_body(json.dumps({**body, **fields}).encode(), Chat, translate)
+    read = read_body(json.dumps({**sent_fields, **fields}).encode(), Chat, translate)
     assert {name: getattr(read, name) for name in fields} == fields
-    for name in ("min_tokens", *(["top_logprobs"] if "input" in body else [])):
+    for name in ("min_tokens", *(["top_logprobs"] if "input" in sent_fields else [])):
         with pytest.raises(Refused, match=f"{name} is not supported"):
-            read_body(json.dumps({**body, name: 5}).encode(), Chat, translate)
+            read_body(json.dumps({**sent_fields, name: 5}).encode(), Chat, translate)
 
 
 def rendered(folder, tmp_path, template, chat_body, translate=dict):

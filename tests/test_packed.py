@@ -223,9 +223,9 @@ def test_a_bias_of_zeros_and_scales_of_keys_are_left_out_and_other_biases_refuse
         split_quietly(source.folder, tmp_path / "other", "2")
 
 
-@pytest.mark.parametrize("form", ["gptq", "compressed-tensors, int4", "fp8 in blocks"])
-def test_packed_weights_without_a_word_on_it_are_named(plain, tmp_path, form):
-    source, _ = packed(plain, tmp_path, form)
+@pytest.mark.parametrize("packing", ["gptq", "compressed-tensors, int4", "fp8 in blocks"])
+def test_packed_weights_without_a_word_on_it_are_named(plain, tmp_path, packing):
+    source, _ = packed(plain, tmp_path, packing)
     with edited_json(source.folder / "config.json") as content:
         del content["quantization_config"]
     with refused("of a quantized weight, but its config.json has no quantization_config: add it there"):

@@ -253,8 +253,8 @@ def test_numbers_mean_what_they_mean_to_other_servers(fields, options):
 
 
 def test_a_single_part_is_a_content(server):
-    parts = [{"type": kind, "text": QUESTION} for kind in ("text", "input_text", "output_text")]
-    contents = [QUESTION, parts[0], [QUESTION], *([part] for part in parts), [{"type": "refusal", "refusal": QUESTION}]]
+    parts = [{"type": name, "text": QUESTION} for name in ("text", "input_text", "output_text")]
+    contents = [QUESTION, parts[0], [QUESTION], *zip(parts), [{"type": "refusal", "refusal": QUESTION}]]
     assert {chat_of({"messages": user_says(content)}).messages[0]._text("") for content in contents} == {QUESTION}
     assert server.chat([QUESTION], max_tokens=5).json()["choices"] == server.chat(max_tokens=5).json()["choices"]
 

@@ -19,7 +19,7 @@ from model.weights.checkpoint import CODES_BY_DTYPE, TensorForm
 Conversion = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[TensorForm, Tuple[str, ...], Conversion]  # a weight's form, the tensors to read, their conversion
 QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
-FORM_KEYS = {  # by method: the key of the layout of its tensors, and the supported layouts
+LAYOUT_KEYS = {  # by method: the key of the layout of its tensors, and the supported layouts
     "gptq": ("checkpoint_format", ("gptq", "gptq_v2")), "awq": ("version", ("gemm",)),
     "compressed-tensors": ("format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
                                       "mixed-precision", "dense"))}
@@ -48,11 +48,11 @@ def check_method(config: Mapping[str, Any]) -> None:
     if num_bits not in possible_bits:
         raise ValueError(f"config.json says {method} with bits={short_repr(num_bits)}, which is not supported (only 4, "
                          "and 8 of gptq); take the model unquantized")
-    key_name, supported_forms = FORM_KEYS.get(method, ("", ()))
-    form = quant_config.get(key_name)
-    if form is not None and str(form).lower() not in supported_forms:
-        raise ValueError(f"config.json says {method} with {key_name}={short_repr(form)}, which is not supported (only "
-                         f"{', '.join(supported_forms)}); take the model unquantized")
+    key_name, supported_layouts = LAYOUT_KEYS.get(method, ("", ()))
+    layout = quant_config.get(key_name)
+    if layout is not None and str(layout).lower() not in supported_layouts:
+        raise ValueError(f"config.json says {method} with {key_name}={short_repr(layout)}, which is not supported "
+                         f"(only {', '.join(supported_layouts)}); take the model unquantized")
 
 
 def unfolding_of(name: str, forms: Mapping[str, TensorForm], config: Mapping[str, Any]) -> Unfolding | None:
