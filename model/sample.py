@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -37,11 +37,14 @@ def stream(seed: int, position: int, purpose: int, drafter_number: int = 0) -> n
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-@lru_cache(maxsize=64)  # the positions of guesses under way recur
-def gumbel(seed: int, position: int, size: int) -> Tensor:
-    """Return the Gumbel noise `[size]` of one position in float64."""
-    exponential = stream(seed, position, NOISE).standard_exponential(size)
-    return torch.from_numpy(-np.log(exponential))
+@lru_cache(maxsize=32)  # the positions of guesses under way recur
+def _exponential(seed: int, position: int, size: int) -> np.ndarray:
+    return stream(seed, position, NOISE).standard_exponential(size)
+
+
+def gumbel(seed: int, position: int, size: int, tokens: Any = slice(None)) -> Tensor:
+    """Return the Gumbel noise of one position in float64: `[size]`, or that of some tokens."""
+    return torch.from_numpy(-np.log(_exponential(seed, position, size)[tokens]))
 
 
 def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
@@ -54,10 +57,20 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
         logits_TV = logits_TV.masked_fill(logits_TV < min_logit, float("-inf"))
 
     if top_p < 1.0:
-        ascending_TV, order_TV = logits_TV.sort(-1)
-        is_outside_TV = ascending_TV.softmax(-1).cumsum(-1) <= 1.0 - top_p
-        is_outside_TV[:, -1] = False  # the likeliest token always stays
-        logits_TV = logits_TV.masked_fill(is_outside_TV.scatter(1, order_TV, is_outside_TV), float("-inf"))
+        # only tokens that may be inside are sorted: all below the least probability together have less than 1 - top_p
+        probability_TV = logits_TV.softmax(-1)
+        is_below_TV = probability_TV < (1.0 - top_p) / logits_TV.shape[-1]
+        num_sorted = max(1, int((~is_below_TV).sum(-1).max()))
+        token_TK = probability_TV.topk(num_sorted).indices.sort(-1).values
+
+        # likeliest first, equal ones in the order of their numbers
+        ascending_TK, order_TK = probability_TV.gather(1, token_TK).sort(stable=True, dim=-1)
+        mass_before_TK = ascending_TK.flip(-1).cumsum(-1).roll(1, -1)
+        is_outside_TK = mass_before_TK >= top_p
+        is_outside_TK[:, 0] = False  # the likeliest token always stays
+        token_TK = token_TK.gather(1, order_TK).flip(-1)
+        inside_TK = logits_TV.gather(1, token_TK).masked_fill(is_outside_TK, float("-inf"))
+        logits_TV = torch.full_like(logits_TV, float("-inf")).scatter(1, token_TK, inside_TK)
 
     if min_p > 0.0:
         probability_TV = logits_TV.softmax(-1)
@@ -114,17 +127,18 @@ class Sampler:
         if not self.temperature or self.rule != "match":
             return torch.zeros(len(positions), 1, device=token_V.device)
         size = int(token_V.max()) + 1
-        noise_TV = torch.stack([gumbel(self.seed, position, size) for position in positions])
-        return noise_TV.to(token_V.device)[:, token_V]
+        tokens = token_V.cpu().numpy()
+        noise_of = {position: gumbel(self.seed, position, size, tokens) for position in {*positions}}
+        return torch.stack([noise_of[position] for position in positions]).to(token_V.device)
 
     def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the tokens at `positions`, which the rows predict; all rows are fetched from the device at once."""
         noisy_TV = logits_TV
         if self.temperature > 0.0:
-            vocab_size = logits_TV.shape[-1]
-            noise_TV = torch.stack([gumbel(self.seed, position, vocab_size) for position in positions])
-            warped_TV = self.warped(logits_TV)
-            noisy_TV = warped_TV + noise_TV.to(warped_TV.device)
+            noisy_TV = self.warped(logits_TV).cpu()
+            for row_V, position in zip(noisy_TV.numpy(), positions):
+                tokens = np.flatnonzero(row_V != -np.inf)
+                row_V[tokens] += gumbel(self.seed, position, len(row_V), tokens).numpy()
 
         # the largest is NaN if there is one, and minus infinity, which excludes a token, only if all are excluded
         tokens, largest = _largest(noisy_TV)

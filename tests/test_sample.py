@@ -87,6 +87,21 @@ def test_a_share_that_is_reached_exactly_excludes_the_rest_as_in_transformers():
             processed_law(equal[0], 1.0, 0, top_p))
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+def test_a_share_ends_at_one_token_among_equal_ones_in_every_batch(top_p):
+    logits = (random_tensor(3, 4, 400) * 3).bfloat16().double()
+    logits[2, ::2] = float("-inf")
+    warped = warp(logits, 1.0, 0, top_p)
+    for row, row_logits in enumerate(logits):
+        law = np.exp(row_logits.numpy()) / np.exp(row_logits.numpy()).sum()
+        order = np.lexsort((-np.arange(400), -law))  # the likeliest first, of equal ones the last
+        inside = order[np.cumsum(law[order]) - law[order] < top_p]
+
+        assert warped[row].isfinite().nonzero()[:, 0].tolist() == sorted(inside)
+        assert torch.equal(warp(logits[row:row + 1], 1.0, 0, top_p)[0], warped[row])
+        assert torch.equal(warped[row, inside], row_logits[inside])
+
+
 def test_laws_are_computed_in_float64_and_a_guess_matches_what_the_sampler_draws():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert Sampler(1.0, 0.9).warped(random_tensor(7, 2, 30).to(dtype)).dtype == torch.float64
