@@ -255,4 +255,5 @@ def open_text(config: RunConfig, part: Part) -> Text | None:
     if text.remark:
         say(one_line(text.remark))
     text.prompt_ids([config.prompt or "?"], config.template)
+    text.end_sandbox()  # it would keep what is loaded meanwhile and freed again
     return text

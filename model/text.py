@@ -293,13 +293,15 @@ class Text:
                              "eos_token_id into its generation_config.json and config.json")
 
         # known by their names
-        vocabulary = self.tokenizer.get_vocab()
-        names = {name for name in (*TURN_ENDS, self._closing_token()) if name in vocabulary}
+        names = {*TURN_ENDS, self._closing_token()}
         if self.has_channels:
             names.discard(PART_END)
 
         all_ids = {end_id for end_id in listed_ids if end_id is not None}
-        all_ids.update(vocabulary[name] for name in names)
+        for name in names:
+            named_id = self.tokenizer.convert_tokens_to_ids(name)  # or that of unknown tokens
+            if named_id is not None and self.tokenizer.convert_ids_to_tokens(named_id) == name:
+                all_ids.add(named_id)
         end_ids = frozenset(end_id for end_id in all_ids if end_id < self._num_model_tokens)
         if not end_ids:
             raise ValueError(f"{self.folder} names no end token; add eos_token_id to its generation_config.json, "
@@ -342,7 +344,7 @@ class Text:
         Raises LongText instead of tokenizing a text that has more than `max_tokens` in any tokenization.
         """
         check_messages(messages)
-        max_characters = max_tokens * self._max_token_length
+        max_characters = max_tokens if max_tokens == math.inf else max_tokens * self._max_token_length
         num_characters = sum(len(message["content"]) for message in messages)
         if num_characters <= max_characters:
             text = self._chat_text(messages, template, variables)

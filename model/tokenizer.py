@@ -48,10 +48,10 @@ class FileTokenizer:
         self.backend_tokenizer, self.special_tokens_map = backend_tokenizer, special_tokens_map
         self.chat_template = chat_template
         backend_tokenizer.no_truncation()
+        self._size: int = backend_tokenizer.get_vocab_size()  # counted once, since that copies the vocabulary
 
     def __len__(self) -> int:
-        size: int = self.backend_tokenizer.get_vocab_size()
-        return size
+        return self._size
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:

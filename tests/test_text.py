@@ -9,11 +9,14 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from config.run_config import RunConfig
+from launch.prepare import open_text
 from model.text import LLAMA2_SYSTEM, AnswerReader, Stream, Text, chosen, own_template
 from model.tokenizer import FileTokenizer
 from tests.checkpoints import refused
@@ -528,6 +531,14 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     gc.collect()
 
     assert process not in multiprocessing.active_children()
+
+
+def test_no_process_of_a_template_stays_while_weights_are_loaded(llama3):
+    """It would keep the memory that loading frees."""
+    before = set(multiprocessing.active_children())
+    part = SimpleNamespace(folder=llama3.folder, verify_texts=lambda: None)
+    assert open_text(RunConfig(template="own"), part).tokenizer.chat_template
+    assert not set(multiprocessing.active_children()) - before
 
 
 def ask_and_wait(folder, link):
