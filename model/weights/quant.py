@@ -185,6 +185,9 @@ class Recast(Mapping[str, Tensor]):
         """Return a tensor in its stored form, mapped from its file if possible."""
         return self.source.map_stored(self.names[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._old_names  # a mapping's own rule reads the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._old_names)
 
