@@ -4,6 +4,7 @@ Mistakes in the words, and `--help`, end the command before torch is imported or
 """
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -16,11 +17,14 @@ if __name__ == "__main__":
         parse(with_bare_question(sys.argv[1:]), os.environ.get(COMMAND_VARIABLE, RUN_PIPE))
     except (ValueError, OSError) as error:
         sys.exit(ended_by(error, "debug=true" in sys.argv))
+    gc.disable()  # else a seventh of the imports' time is a search for garbage among what stays
 
 from launch.ask import GENERATE  # noqa: E402
 from launch.run import TOKENIZERS_ONLY, run  # noqa: E402
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     os.environ.update(TOKENIZERS_ONLY)
     if exit_code := run(GENERATE, sys.argv[1:]):
         die(exit_code)  # a stage's thread may still load
