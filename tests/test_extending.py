@@ -18,7 +18,7 @@ COMMANDS = [*OF_STRATEGY, *OF_DRAFT]
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
 LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
              "run_server.sh": "serve"}
-SHORTER = {"run_pipe.sh": ["link=threads"]}
+SHORTER = dict.fromkeys(("run_pipe.sh", "run_eval.sh"), ["link=threads"])
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 END = "-- end --\n"
 PROGRAM = """

@@ -33,7 +33,7 @@ ROW = {"type": "object", "properties": {"tune": {"type": "string", "maxLength": 
                                         "data": {"enum": ["alf", "alfa"]},
                                         "left": {"type": "integer", "minimum": 0, "maximum": 99}},
        "required": ["tune", "data", "left"], "additionalProperties": False}
-KINDS = [schema(Random(seed)) for seed in range(121)]
+KINDS = [schema(Random(seed)) for seed in range(91)]
 
 
 def guide(kind: Any) -> Guide:
@@ -65,7 +65,7 @@ def request(guide: Guide, sampler: Sampler = Sampler(), **fields: Any) -> Reques
 
 @pytest.mark.parametrize("part, strategy", [*enumerate(STRATEGIES)])
 def test_answers_of_all_kinds_of_schemas_are_valid_and_those_of_plain_decoding(part, strategy):
-    kinds = KINDS[part::11]
+    kinds = KINDS[part::13]
     names = ["twin", "suffix", "eagle+suffix"][part % 3]
     samplers = [SAMPLERS[(part + number) % 4] for number in range(len(kinds))]
     asked = [request(guide(kind), sampler) for kind, sampler in zip(kinds, samplers)]
@@ -83,10 +83,10 @@ GUIDES = [Guide("regex", "[a-e]{5,9}(,[0-9]{1,3}){2}"), Guide("choice", json.dum
           Guide("grammar", 'root ::= "a" [0-9]+ "b" | "true"'), Guide.json_schema(ROW)]
 
 
-@pytest.mark.parametrize("strategy, stages", [*zip(STRATEGIES, cycle([1, 3]))])
-def test_every_strategy_writes_one_text_with_expressions_and_grammars(strategy, stages):
+@pytest.mark.parametrize("strategy, stages, first", [*zip(STRATEGIES, cycle([1, 3]), cycle([0, 2, 1]))])
+def test_every_strategy_writes_one_text_with_expressions_and_grammars(strategy, stages, first):
     with pipeline(TINY, stages, strategy, TINY.twin(0.02)) as decoder:
-        for wanted, sampler in zip(GUIDES, cycle(SAMPLERS)):
+        for wanted, sampler in [*zip(GUIDES, cycle(SAMPLERS))][first:first + 3]:
             assert answered(decoder, wanted, sampler) == reference(wanted, sampler)
 
 

@@ -98,7 +98,7 @@ def loopback(tmp_path):
     return meet_here(tmp_path)
 
 
-def ends(runs, seconds=120):
+def ends(runs, seconds=600):
     """The exit codes; None of those that go on."""
     end = time.monotonic() + seconds
     for begun in runs:
@@ -385,7 +385,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
                                                                                        loopback):
     with (tmp_path / "hosts").open("a") as hosts:
         hosts.write("127.0.0.4 spare\n127.0.0.1 spare=2\n")
-    words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
+    words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=500"]
     alone = answer_of(tmp_path, f"model_dir={saved / '0+2+2'}", *words, "dtype=float64")["token_ids"]
     common = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
     keyed = make_keys(tmp_path)
@@ -399,7 +399,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
         assert wait_until(lambda waits=waits: "waiting until rank 2 (127.0.0.3) is lost" in waits.read_text(), 60)
     for lost in (1, 2):
         printed = out.stat().st_size if lost == 2 else 0
-        assert wait_until(lambda printed=printed: out.is_file() and out.stat().st_size > printed + 50, 60)
+        assert wait_until(lambda printed=printed: out.is_file() and out.stat().st_size > printed + 20, 60)
         runs[lost].kill()
         assert wait_until(lambda lost=lost: f"waiting for rank {lost} ({host}" in err.read_text(), 30)
         if lost == 1:
@@ -412,7 +412,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
 
     assert [errors_of(tmp_path, rank).count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
-    assert token_ids(tmp_path / "out.json") == alone and len(alone) == 1000
+    assert token_ids(tmp_path / "out.json") == alone and len(alone) == 500
     assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
 
 

@@ -1,6 +1,7 @@
 """The engine needs no laboratory: each is deleted with its commands, and runs and servers still start."""
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,34 @@ from tests.test_layers import LABORATORIES, imports, programs
 STARTS = ("scripts.generate", "scripts.serve", "launch.run", "launch.receive", "launch.piped",
           "cluster.processes", "split_and_save_models")  # what a user or a board starts, or a program imports
 GONE = ("eval", "train")
-HELP_OF_BOTH = """
-import runpy, sys
-for module in ("scripts.generate", "scripts.serve"):
-    sys.argv = [module, "--help"]
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        assert not end.code
+HELP_WITHOUT_EACH = """
+import json, os, runpy, sys
+
+def show_help():
+    for module in ("scripts.generate", "scripts.serve"):
+        sys.argv = [module, "--help"]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            assert not end.code
+    sys.stdout.flush()
+
+packages, names_of_room = json.loads(sys.argv[1])
+show_help()
+for name in [*sys.modules]:  # a fork imports these again, and finds all other libraries
+    if name.partition(".")[0] in packages:
+        del sys.modules[name]
+
+for room, names in names_of_room.items():
+    for number, name in enumerate(names):
+        os.rename(name, f"../gone {number}")
+    pid = os.fork()
+    if not pid:
+        show_help()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0, room
+    for number, name in enumerate(names):
+        os.rename(f"../gone {number}", name)
 """
 ANSWER = ("-m", "scripts.generate", "toy", "prompt=What does a baker do?", "max_new_tokens=4", "stages=1", "draft=none",
           "pipeline_type=ar")
@@ -55,11 +76,14 @@ def commands_of(rooms: tuple[str, ...]) -> list[str]:
             and any(is_in(name.replace(".", "/"), rooms) for name in imports(source))]
 
 
-def copy_without(folder: Path, rooms: tuple[str, ...]) -> Path:
-    """A copy of the repository without some rooms and their commands; files that are no code are links."""
-    left_out = {*commands_of(rooms), *(name for name in tracked() if is_in(name, (*rooms, "tests", "docs")))}
-    for name in set(tracked()) - left_out:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the repository without tests and pages; files that are no code are links."""
+    folder = tmp_path / "project"
+    for name in tracked():
         path = folder / name
+        if is_in(name, ("tests", "docs")):
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".py":
             path.write_bytes((ROOT / name).read_bytes())
@@ -86,13 +110,13 @@ def test_what_is_needed_is_found_in_functions_and_in_strings() -> None:
     assert {"model.native.compiler", "serve.engine"} <= needed("scripts.serve")
 
 
-@pytest.mark.parametrize("room", LABORATORIES)
-def test_runs_and_servers_start_without_a_laboratory(room: str, tmp_path: Path) -> None:
-    help_text = started(copy_without(tmp_path, (room,)), "-c", HELP_OF_BOTH)
-    assert help_text.count("presets:") == 2
+def test_runs_and_servers_start_without_a_laboratory_and_an_answer_comes_without_any(project: Path) -> None:
+    packages = sorted({source.parts[0] for source in python_files()})
+    names_of_room = {room: [room, *commands_of((room,))] for room in LABORATORIES}
+    help_texts = started(project, "-c", HELP_WITHOUT_EACH, json.dumps([packages, names_of_room]))
+    assert help_texts.count("presets:") == 2 * (1 + len(LABORATORIES))
 
-
-def test_an_answer_comes_without_any_laboratory(tmp_path: Path) -> None:
-    folder = copy_without(tmp_path, GONE)
-    assert started(folder, *ANSWER).strip()
-    assert "api_key" in started(folder, "-m", "scripts.serve", "--help")
+    for number, name in enumerate([*GONE, *commands_of(GONE)]):
+        (project / name).rename(project.parent / f"gone for good {number}")
+    assert started(project, *ANSWER).strip()
+    assert "api_key" in started(project, "-m", "scripts.serve", "--help")

@@ -11,13 +11,18 @@ omit_shape_rules()
 import sys, torch
 print("torch._decomp" in sys.modules)
 from model.weights.quant import library
+from model.weights.quant_layers import probe
+compilers = torch.compile, torch._disable_dynamo
+probe("nf4", torch.float32, "cpu")
 quantized, state = library().quantize_4bit(torch.arange(64.0), quant_type="nf4")
 print(quantized.shape, float(library().dequantize_4bit(quantized, state).max()), "torch._decomp" in sys.modules)
+print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor."))])
+print(compilers == (torch.compile, torch._disable_dynamo))
 """
 
 
 def test_a_run_imports_neither_transformers_nor_rules_for_shapes():
-    words = "toy prompt=Hi template=vicuna max_new_tokens=2".split()
+    words = "toy prompt=Hi template=vicuna max_new_tokens=2 link=threads".split()  # in one process, split or not
     done = run_program(sys.executable, "-X", "importtime", "-m", "scripts.generate", *words)
     assert done.returncode == 0, done.stderr
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -25,10 +30,10 @@ def test_a_run_imports_neither_transformers_nor_rules_for_shapes():
     assert not {"transformers", "huggingface_hub", "torch._decomp"} & names
 
 
-def test_rules_for_shapes_come_with_the_library_that_needs_them():
+def test_rules_for_shapes_come_with_the_library_that_needs_them_and_the_compiler_of_torch_does_not():
     pytest.importorskip("bitsandbytes")
     done = run_program(sys.executable, "-c", QUANTIZED)
-    assert done.stdout == "False\ntorch.Size([32, 1]) 63.0 True\n", done.stderr
+    assert done.stdout == "False\ntorch.Size([32, 1]) 63.0 True\n[]\nTrue\n", done.stderr
 
 
 LEAN = """

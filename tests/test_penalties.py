@@ -69,11 +69,9 @@ def test_every_strategy_writes_the_reference_text(strategy, stages, samplers):
     assert text(PROMPTS[0], SAMPLERS[0]) != TINY.text(PROMPTS[0], NEW, Sampler())
 
 
-@pytest.mark.parametrize("strategy", ["continuous", "streaming", "naive"])
-@pytest.mark.parametrize("names, samplers", [
-    ("eagle3", SAMPLERS[1:3]),
-    ("eagle3+twin+suffix", SAMPLERS[::3]),
-    ("suffix", SAMPLERS[:2])])
+@pytest.mark.parametrize("strategy, names, samplers", [
+    ("continuous", "eagle3", SAMPLERS[1:3]), ("streaming", "eagle3", SAMPLERS[::3]),
+    ("streaming", "eagle3+twin+suffix", SAMPLERS[::3]), ("naive", "suffix", SAMPLERS[:2])])
 def test_drafts_with_tokens_of_their_own_and_mixtures_change_nothing(strategy, names, samplers):
     with pipeline(DEEP, 2, strategy, DEEP.mixture(names)) as decoder:
         for sampler in samplers:
@@ -87,9 +85,10 @@ def test_requests_by_turns_write_what_each_writes_alone(strategy):
         assert by_turns(decoder, PROMPTS, SAMPLERS[:3]) == wanted
 
 
-@pytest.mark.parametrize("strategy", ["serial", "continuous", "streaming"])
-def test_long_accepted_paths_are_judged_by_their_own_counts(strategy):
-    for sampler in SAMPLERS:
+@pytest.mark.parametrize("strategy, samplers", [
+    ("serial", SAMPLERS[1:3]), ("continuous", SAMPLERS[::2]), ("streaming", SAMPLERS[1::2])])
+def test_long_accepted_paths_are_judged_by_their_own_counts(strategy, samplers):
+    for sampler in samplers:
         wanted = text(PROMPTS[0], sampler)
         with pipeline(TINY, 3, strategy, Oracle(PROMPTS[0] + wanted)) as decoder:
             answer = decoder.complete(Request(PROMPTS[0], sampler, NEW))

@@ -212,9 +212,7 @@ POLICIES = {"static": TREE.init.shaped(STATIC_SHAPE), "expansion": expansion("2,
 
 
 @pytest.mark.parametrize("strategy, policy, temperature, kind", [
-    (*pair, *rest) for pair, *rest in zip(product(SPECULATIVE, POLICIES),
-                                          cycle([0.0, 1.0]),
-                                          cycle(["eagle", "eagle", "twin", "twin"]))])
+    *zip(SPECULATIVE, cycle(POLICIES), cycle([0.0, 1.0]), cycle(["eagle", "eagle", "twin", "twin"]))])
 def test_every_strategy_writes_the_reference_text_with_trees_of_every_policy(strategy, policy, temperature, kind):
     sampler = Sampler(temperature, seed=4)
     tree = replace(TREE, init=POLICIES[policy], expand=POLICIES[policy])

@@ -55,10 +55,11 @@ def delaying(longest, seed):
     return wrap
 
 
-@pytest.mark.parametrize("strategy", PRUNING)
-def test_any_prune_may_be_lost_or_late_and_the_text_stays(strategy):
-    for spoil, draft in ((losing(1.0, seed=5), TINY.eagle()), (losing(0.7, seed=5), Oracle(PROMPT + text())),
-                         (delaying(8, seed=6), TINY.eagle()), (delaying(3, seed=6), Oracle(PROMPT + text()))):
+@pytest.mark.parametrize("strategy, all_lost", zip(PRUNING, cycle([True, False])))
+def test_any_prune_may_be_lost_or_late_and_the_text_stays(strategy, all_lost):
+    head, oracle = TINY.eagle(), Oracle(PROMPT + text())
+    for spoil, draft in (((losing(1.0, seed=5), head), (delaying(3, seed=6), oracle)) if all_lost else
+                         ((losing(0.7, seed=5), oracle), (delaying(8, seed=6), head))):
         with pipeline(TINY, 3, strategy, draft, wrap=spoil) as decoder:
             assert write(decoder, PROMPT, NEW, SAMPLER) == text()
 

@@ -1,7 +1,6 @@
 """Quantized weights: their errors, equality of split and load, and the same text for every method."""
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -35,7 +34,7 @@ from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
 from tests.json_files import change_json
-from tests.saved import here, run_program, token_ids
+from tests.saved import here, token_ids
 from tests.test_families import MODELS, Saved
 
 pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="quantized weights need bitsandbytes")
@@ -112,18 +111,6 @@ def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(quant
     assert torch.equal(module["linear"].unfolded(torch.float32), wanted.view(24, inputs))
     blocks = weight.reshape(-1, BLOCK_SIZE)
     assert torch.equal(held["scale"], blocks.abs().amax(1).float())
-
-
-def test_the_compiler_of_torch_is_not_imported_for_four_bits():
-    done = run_program(sys.executable, "-c", """
-import sys, torch
-from model.weights.quant_layers import probe
-compilers = torch.compile, torch._disable_dynamo
-probe("nf4", torch.float32, "cpu")
-print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor."))])
-print(compilers == (torch.compile, torch._disable_dynamo))
-""")
-    assert done.stdout.split("\n") == ["[]", "True", ""], done.stderr
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "fp4"])

@@ -89,7 +89,7 @@ def grown(seed, loss, *caches):
                 cache.prune(*each)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), loss=st.sampled_from([0.0, 0.5, 1.0]))
 def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
     cache = RECURRENT.new_cache(200, windows=WINDOWS)
@@ -135,7 +135,7 @@ def test_states_are_freed_with_what_no_longer_lives_and_inputs_are_dropped():
 
 
 @pytest.mark.parametrize("strategy, stages, room, temperature", at_each_temperature(
-    *zip(["autoregressive", *SPECULATIVE], cycle([3, 1, 2]), cycle([1, 16, 2, 3]))))
+    *zip(["autoregressive", *SPECULATIVE[::2]], cycle([3, 1, 2]), cycle([1, 16, 2, 3]))))
 def test_every_strategy_writes_the_reference_text(monkeypatch, strategy, stages, room, temperature):
     monkeypatch.setattr(memory, "MAX_STATES", room)
     assert_exact(RECURRENT, stages, strategy, RECURRENT.eagle(), temperature)

@@ -12,7 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.run_config import RunConfig
@@ -103,7 +103,7 @@ def pieces(tokenizer, ids):
 
 
 @KINDS
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(text=st.text(st.sampled_from("ab the é€世👩‍👧\u200d \n\t.")) | st.text(st.characters(codec="utf-8")))
 def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
@@ -112,7 +112,7 @@ def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
                                                                clean_up_tokenization_spaces=False)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_ids_in_any_portions_give_one_text(llama, data):
     ids = data.draw(st.lists(st.integers(0, 450), max_size=40))
