@@ -161,9 +161,9 @@ class PathCache:
 
         # of recurrent layers
         wide = like.to(torch.promote_types(torch.float32, like.dtype))
-        forms = {layer: memory for layer, memory in enumerate(memories) if memory}
-        self._inputs = {layer: like.new_empty(FIRST_ROWS, form.input_width) for layer, form in forms.items()}
-        self._states = {layer: States(form, wide) for layer, form in forms.items() if form.state_shape}
+        recurrent = {layer: memory for layer, memory in enumerate(memories) if memory}
+        self._inputs = {layer: like.new_empty(FIRST_ROWS, memory.input_width) for layer, memory in recurrent.items()}
+        self._states = {layer: States(memory, wide) for layer, memory in recurrent.items() if memory.state_shape}
 
     @property
     def bytes(self) -> int:

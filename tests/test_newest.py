@@ -88,7 +88,7 @@ def converted(name, x, config):
         x = x[:, 0]
     if "in_proj_qkvz" in name:
         q, k, v, z = x.unflatten(0, (key_heads, -1)).split([key_dim, key_dim] + [values_per_key * value_dim] * 2, 1)
-        return {name.replace("qkvz", "qkv"): torch.cat([part.flatten(0, 1) for part in (q, k, v)]),
+        return {name.replace("qkvz", "qkv"): torch.cat([rows.flatten(0, 1) for rows in (q, k, v)]),
                 name.replace("qkvz", "z"): z.flatten(0, 1)}
 
     def tiled(x, dim, size):
@@ -110,7 +110,7 @@ def write_gguf(path, architecture, config, tensors):
     values = {key: config[field] for field, key in METADATA.items() if field in config}
     if "conv_L_cache" in config:
         values["attention.head_count_kv"] = [
-            0 if kind == "conv" else config["num_key_value_heads"] for kind in config["layer_types"]]
+            0 if layer_type == "conv" else config["num_key_value_heads"] for layer_type in config["layer_types"]]
     if "linear_num_value_heads" in config:
         values["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         values["rope.dimension_sections"] = [1, 1, 0, 0]
@@ -133,8 +133,8 @@ def write_gguf(path, architecture, config, tensors):
             name = name[:-len(ending)] + other if name.endswith(ending) else name
         for theirs, changed in converted(name, x, config).items():
             theirs = re.sub(r"\.experts\.\d+\.", ".experts.", theirs)
-            known = names.get_name(theirs, (".weight", ".bias")) or names.get_name(theirs[6:], (".weight", ".bias"))
-            written.setdefault(known, []).append(changed)
+            found_names = (names.get_name(each, (".weight", ".bias")) for each in (theirs, theirs[len("model."):]))
+            written.setdefault(next(filter(None, found_names)), []).append(changed)
     for name, parts in written.items():
         writer.add_tensor(name, (torch.stack(parts) if "_exps" in name else parts[0]).contiguous().numpy())
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
