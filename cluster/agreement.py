@@ -229,6 +229,7 @@ def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
         if key_facts.scope != SHARED or (names_file(value or "") if callable(names_file) else names_file):
             continue
         adopted_names.append(name)
+
         if value is None:
             continue
         if value == "none" and getattr(RunConfig, name) == "":

@@ -300,6 +300,7 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
         defaults.update(HELD_OUT)
     if "hosts" in typed_keys and of_model:
         defaults["profile"] = "none"  # boards are as fast as they are
+
     if typed_keys.get("profile", defaults.get("profile")) == "none":
         defaults.pop("time", None)
     elif in_real_time and defaults.pop("time", ""):

@@ -31,7 +31,7 @@ class StageWork(NamedTuple):
 
 
 class BoardCard(NamedTuple):
-    """What is shown of a rank; None: unknown."""
+    """What is shown of a rank; None: unrank_state."""
 
     name: str  # of its machine, else of the rank
     rank: str  # as messages name it
@@ -63,6 +63,7 @@ class Overview:
         positions = [position_of_leader[placement.group(rank)[0]] for rank in range(placement.world)]
         stages = pipeline.spec.part.stages
         self._layer_counts = [stages[position] for position in positions]
+
         first_stage = min(1, len(ring) - 1)
         self._stages = [-1 if other_rings else position - first_stage for position in positions]
         self._can_advise = placement.world == len(stages) > 2 and all(stages[1:]) and not other_rings
@@ -90,15 +91,15 @@ class Overview:
         return [self._card(rank, name, state, loss) for rank, (name, state) in enumerate(self.states.items())]
 
     def _card(self, rank: int, name: str, state: RankState | None, loss: str) -> BoardCard:
-        known, wire = state or NO_STATE, self._wire(rank, name, state)
+        rank_state, wire = state or NO_STATE, self._wire(rank, name, state)
         work = None if loss else self._work_of(rank)  # while all wait for a lost rank, none works
         status = LOST if state is None else RETURNING if loss.startswith(name) else HERE
         round_trip, mbps = wire
         return BoardCard(
-            short_name(name), name, status, self._layer_counts[rank], known.busy, known.free or None,
+            short_name(name), name, status, self._layer_counts[rank], rank_state.busy, rank_state.free or None,
             work and work.rows_per_second, work and 1e3 * work.seconds, round_trip, mbps,
             work and 8e-6 * self._row_bytes * work.rows_per_second,
-            int(FREE_SHARE * known.free / known.layer) if known.layer else 0)
+            int(FREE_SHARE * rank_state.free / rank_state.layer) if rank_state.layer else 0)
 
     def _work_of(self, rank: int) -> StageWork | None:
         stage, work = self._stages[rank], self._work
@@ -113,6 +114,7 @@ class Overview:
             return 2 * wire.latency, wire.mbps
         if not self._lines:
             return None, None
+
         line = self._lines[rank]
         is_on_line = line.wire and line.address in name  # not where a spare stands in
         return state.away if state else None, float(line.wire.partition(",")[0]) if is_on_line else None
@@ -120,13 +122,14 @@ class Overview:
     def advice(self, cards: Sequence[BoardCard]) -> tuple[int, str]:
         """Return the rank with the slowest stage, and which split the planner takes for faster, as a sentence.
 
-        The rank is 0, and the sentence empty, while the times of some stage are unknown.
+        The rank is 0, and the sentence empty, while the times of some stage are unrank_state.
         """
         boards, work = cards[1:], self._work
         if not self._can_advise or len(work) < len(boards) or any(board.segment_ms is None for board in boards):
             return 0, ""
 
         slowest = max(range(len(boards)), key=lambda index: work[index].seconds)
+
         layer_counts = [board.layers for board in boards]
         present, best = self._splits(layer_counts, boards)
         speedup = present.guessing_time / best.guessing_time
@@ -135,6 +138,7 @@ class Overview:
 
         layers_of = dict(zip(best.boards, best.layers))
         new_counts = [layers_of.get(number, 0) for number, _ in enumerate(boards, 1)]
+
         change = "layers " + "+".join(map(str, new_counts))
         num_fewer = layer_counts[slowest] - new_counts[slowest]
         if num_fewer > 0:

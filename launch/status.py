@@ -37,20 +37,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="of the server (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="of the server (%(default)s)")
     parser.add_argument("--api_key", default=os.environ.get("FLOWSPEC_API_KEY", ""), help="that the server asks for")
-    options = parser.parse_args(argv)
 
-    place = f"{options.host}:{options.port}"
+    options = parser.parse_args(argv)
+    server_name = f"{options.host}:{options.port}"
     try:
         status, text = read_cluster(options.host, options.port, options.api_key)
     except (OSError, HTTPException):
         print("\n".join(known_boards()), end="")
-        raise ValueError(f"no server answers at {place}: {advice()}") from None
-    if status == 401:
-        raise ValueError(f"the server at {place} asks for its key: give api_key=SECRET, or set FLOWSPEC_API_KEY")
+        raise ValueError(f"no server answers at {server_name}: {advice()}") from None
 
-    cluster = parse_json(text, f"the answer of {place}", "give the port= of bash run_server.sh")
+    if status == 401:
+        raise ValueError(f"the server at {server_name} asks for its key: give api_key=SECRET, or set FLOWSPEC_API_KEY")
+
+    cluster = parse_json(text, f"the answer of {server_name}", "give the port= of bash run_server.sh")
     if not fits(cluster, CLUSTER_FORM):
-        raise ValueError(f"what answers at {place} is no server of this version: give the port= of bash run_server.sh")
+        raise ValueError(f"what answers at {server_name} is no server of this version: give the port= of bash run_server.sh")
     print("\n".join(lines_of(cluster)))
     return 0
 

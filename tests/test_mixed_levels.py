@@ -25,10 +25,10 @@ def mixed_levels(monkeypatch):
     """Each rank gets another level of this machine, the plain one included; returns the levels by their first layer."""
     used_levels = {}
 
-    def slice_of_another_level(body, *words):
-        first_layer = min(map(int, body.layers))
+    def slice_of_another_level(empty_slice, *words):
+        first_layer = min(map(int, empty_slice.layers))
         level = used_levels[first_layer] = by_layer[first_layer]
-        return NativeSlice(body, *words, level=level)
+        return NativeSlice(empty_slice, *words, level=level)
 
     by_layer = dict(zip((0, 2, 4, 6), cycle(reversed(levels()))))
     monkeypatch.setattr(build, "NativeSlice", slice_of_another_level)
@@ -57,13 +57,13 @@ reason_of = RankSpec.reason_for_torch.fget
 
 
 def test_a_worker_without_a_compiler_computes_by_torch_and_says_so(monkeypatch, capsys):
-    own, root = parse(["model_dir=mine"]), rendezvous.code_version()
-    worker = SimpleNamespace(_root_facts={"code": root, "settings": {"kernel": "native"}}, board=None, _client=None,
+    worker_keys, version = parse(["model_dir=mine"]), rendezvous.code_version()
+    worker = SimpleNamespace(_root_facts={"code": version, "settings": {"kernel": "native"}}, board=None, _client=None,
                              _prepare=lambda config: config)
     monkeypatch.setattr(rendezvous.Rendezvous, "_prepared", lambda self, config: config)
     for reason, kernel in (("", "native"), ("there is no C compiler (install it)", "torch")):
         monkeypatch.setattr(rendezvous, "reason_against_library", lambda reason=reason: reason)
-        taken = rendezvous.WorkerBoard._prepared(subclass_of(worker), own)
+        taken = rendezvous.WorkerBoard._prepared(subclass_of(worker), worker_keys)
         assert taken == replace(taken, kernel=kernel)
     assert capsys.readouterr().err == (
         "flowspec: this board computes by torch, since there is no C compiler (install it)\n")

@@ -178,11 +178,11 @@ def test_the_terminal_says_what_is_needed(tmp_path, monkeypatch, capsys, server)
     (tmp_path / "keys" / "root").write_text("10.0.0.1:29500")
     with refused("this board computes for rank 0 at 10.0.0.1; type it there"):
         status.main(["port=1"])
-    monkeypatch.setattr(status, "read_cluster", lambda *place: (401, ""))
+    monkeypatch.setattr(status, "read_cluster", lambda *words: (401, ""))
     with refused("asks for its key: give api_key=SECRET"):
         status.main([])
     for text in ("<html>", "[]", '{"status": "ok", "reason": "", "boards": [{}]}'):
-        monkeypatch.setattr(status, "read_cluster", lambda *place, text=text: (200, text))
+        monkeypatch.setattr(status, "read_cluster", lambda *words, text=text: (200, text))
         with refused("give the port= of bash run_server.sh"):
             status.main([])
 

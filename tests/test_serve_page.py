@@ -485,7 +485,7 @@ def test_the_boards_are_shown_beside_the_chat_and_can_be_reached_by_keys(page):
         f"rank {rank}" for rank in range(5)]
     page.run(f"readBoards = () => {{}}; showCluster({json.dumps(CLUSTER)})")
     texts = page.run("return [...document.querySelectorAll('.card')].map((card) => [card.className, card.innerText])")
-    assert [kind for kind, _ in texts] == ["card", "card lost", "card slowest"]
+    assert [class_name for class_name, _ in texts] == ["card", "card lost", "card slowest"]
     assert "20.6 GB" in texts[1][1] and "GB" not in texts[0][1] and "the slowest" in texts[2][1]
     assert page.run("return at('advice').textContent") == CLUSTER["advice"]
     assert page.accessible("#boards") == ("region", "Boards")
