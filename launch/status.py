@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
     cluster = parse_json(text, f"the answer of {server_name}", "give the port= of bash run_server.sh")
     if not fits(cluster, CLUSTER_FORM):
-        raise ValueError(f"what answers at {server_name} is no server of this version: give the port= of bash run_server.sh")
+        raise ValueError(f"what answers at {server_name} is no server of this version: give the port= of bash "
+                         "run_server.sh")
     print("\n".join(lines_of(cluster)))
     return 0
 
