@@ -181,19 +181,19 @@ def _loading(source: Checkpoint, quantizes: str) -> int:
 def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
            code_type: torch.dtype | None = None, first_layer: int = 0) -> int:
     """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice; `windows`
-    are as for `cached`."""
+    are those of the layers from the first one on, 0 if one drops nothing."""
     guess_slots = spec.slots - spec.context + _rows_of_one(spec)
-    slot_bytes, state_bytes = cached(sizes, windows, spec.slots, spec.like, code_type, guess_slots, first_layer)
+    slot_bytes, state_bytes = cached(sizes, enumerate(windows, first_layer), spec.slots, spec.like, code_type, guess_slots)
     if spec.device.type == "cuda":
         slot_bytes = slot_bytes * 4 // 3
     return (slot_bytes + state_bytes) * spec.config.max_requests
 
 
-def cached(sizes: LlamaConfig, windows: Sequence[int], num_slots: int, like: torch.Tensor,
-           code_type: torch.dtype | None, guess_slots: int = 0, first_layer: int = 0) -> tuple[int, int]:
+def cached(sizes: LlamaConfig, layer_windows: Iterable[tuple[int, int]], num_slots: int, like: torch.Tensor,
+           code_type: torch.dtype | None, guess_slots: int = 0) -> tuple[int, int]:
     """Return the most bytes of a request's slots, and of its states.
 
-    `windows` has the window of each layer from the first one on, 0 if it drops nothing.
+    `layer_windows` has the number of each layer and its window, 0 if it drops nothing.
     """
     type_bytes = like.element_size()
     head_bytes = sizes.head_dim * torch.empty(0, dtype=code_type or like.dtype).element_size()
@@ -201,7 +201,7 @@ def cached(sizes: LlamaConfig, windows: Sequence[int], num_slots: int, like: tor
         head_bytes += 4  # its scale
 
     slot_bytes = state_bytes = 0
-    for layer, window in enumerate(windows, first_layer):
+    for layer, window in layer_windows:
         memory = sizes.memory(layer)
         token_bytes = memory.input_width * type_bytes if memory else 2 * sizes.kv_heads * head_bytes
         window_slots = 3 * (window + BLOCK_SLOTS + guess_slots) // 2

@@ -80,7 +80,7 @@ class Bench:
         request_bytes = 2 * profile.row_bytes * profile.layers * run.max_length
         if (profile.layers, profile.row_bytes) == (sizes.layers, sizes.hidden * like.element_size()):
             windows = dropping_windows(run, sizes, range(sizes.layers))
-            request_bytes = sum(cached(sizes, windows, spec.context, like, spec.code_type))
+            request_bytes = sum(cached(sizes, enumerate(windows), spec.context, like, spec.code_type))
         return (profile.weights + request_bytes / GB) / self.num_layers
 
     def rank_0_times(self) -> tuple[float, float]:
