@@ -183,7 +183,8 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int],
     """Return the most bytes of the caches of all requests, of which CUDA temporarily holds the keys twice; `windows`
     are those of the layers from the first one on, 0 if one drops nothing."""
     guess_slots = spec.slots - spec.context + _rows_of_one(spec)
-    slot_bytes, state_bytes = cached(sizes, enumerate(windows, first_layer), spec.slots, spec.like, code_type, guess_slots)
+    layer_windows = enumerate(windows, first_layer)
+    slot_bytes, state_bytes = cached(sizes, layer_windows, spec.slots, spec.like, code_type, guess_slots)
     if spec.device.type == "cuda":
         slot_bytes = slot_bytes * 4 // 3
     return (slot_bytes + state_bytes) * spec.config.max_requests

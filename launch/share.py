@@ -77,7 +77,8 @@ class ModelShape(NamedTuple):
         # what they keep of texts
         is_native = config.kernel == "native" and not reason_against(sizes, like.dtype, device, quant)
         windows = dropping_windows(config, sizes, range(sizes.layers))
-        request_bytes = sum(cached(sizes, enumerate(windows), sizes.context, like, codes_of(config.quant_kv, is_native)))
+        code_type = codes_of(config.quant_kv, is_native)
+        request_bytes = sum(cached(sizes, enumerate(windows), sizes.context, like, code_type))
 
         all_bytes = loaded(forms, like) + request_bytes * config.max_requests
         return ModelShape(source.config, sizes, like, quant, all_bytes / sizes.layers)
