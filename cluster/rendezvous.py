@@ -321,6 +321,7 @@ class Coordinator(Rendezvous[Run]):
         address, entries = board.listen_address(), Entries()
         self._sent_offsets: dict[tuple[int, str], int] = {}  # of the last piece, by receiver and file
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
+
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
             self._server.rank_of_name = {line.name: rank for rank, line in enumerate(board.lines) if line.name}
@@ -496,9 +497,11 @@ class WorkerBoard(Participant[Run]):
         if root_facts["code"] != code_version():  # it may have other keys
             raise ValueError(OTHER_CODE)
         config = adopted(config, root_facts["settings"])
+
         if config.kernel == "native" and (reason := reason_against_library()):
             say(f"this board computes by torch, since {reason}")
             config = replace(config, kernel="torch")
+
         if not config.model_dir and "error" not in root_facts:  # else rank 0 judges
             if not self.board.keys:
                 raise ValueError(f"this worker takes its part of the model from rank 0 with keys only: {MAKE_KEYS}, or "

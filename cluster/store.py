@@ -304,6 +304,7 @@ class StoreClient:
                     self._loss_reason = f"{self.names[0]} was lost: its program has ended, and says why on its board"
             if self._loss_reason:
                 raise PeerLost(self._loss_reason)
+
         if reply_kind != "ok":
             raise RuntimeError(f"{self.names[0]} refuses this rank's entry: {one_line(str(reply))}")
         return reply

@@ -184,6 +184,7 @@ def typed_lines() -> Iterator[Callable[[], str | None]]:
         history.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             editor.read_history_file(history)
+
     try:
         yield _read_line
     finally:

@@ -278,6 +278,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
     """Yield rank 0; the others are processes that read the same `words`."""
     if prepared.needs_process_group:
         _begin_groups()
+
     world = prepared.placement.world
     with private_folder() as folder:
         ranks = range(1, world)

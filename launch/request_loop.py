@@ -23,7 +23,7 @@ class Job:
 
     report: Callable[[Any], None]  # called on the pipeline's thread
     generation: Generation | None = None  # set when the job begins
-    ended = False
+    has_ended = False
 
     def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
         self.prompt, self.options = prompt, options
@@ -45,7 +45,7 @@ class RequestLoop:
 
     def __init__(self) -> None:
         self.jobs: set[Any] = set()  # the unfinished ones, running or waiting
-        self.ended: BaseException | None = None  # why no further request is accepted
+        self.end_error: BaseException | None = None  # why no further request is accepted
         self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
         self._pending_calls: set[Future[Any]] = set()  # pending results of `call`
         self._running_jobs: list[Any] = []
@@ -64,13 +64,13 @@ class RequestLoop:
 
     def check(self, num_new_jobs: int) -> None:
         """Raise an error if this many further jobs cannot be accepted."""
-        if self.ended is not None:
-            raise self.ended
+        if self.end_error is not None:
+            raise self.end_error
 
     def cancel(self, jobs: Sequence[Any]) -> None:
         """Cancel jobs that nobody reads any more; finished jobs stay as they are."""
         for job in jobs:
-            if not job.ended:
+            if not job.has_ended:
                 self._inbox.put(partial(self._cancel_job, job))
 
     def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
@@ -126,7 +126,7 @@ class RequestLoop:
     def drop(self, end: Any) -> None:
         """End all jobs and calls with this error, and reject later ones with it."""
         with self._jobs_lock:
-            self.ended = end
+            self.end_error = end
             jobs, pending_calls = list(self.jobs), list(self._pending_calls)
 
         for pending_result in pending_calls:
@@ -145,7 +145,7 @@ class RequestLoop:
 
     def _begin_job(self, job: Any, pipeline: Pipeline) -> None:
         """Begin a job; it waits in the pipeline if no place is free."""
-        if job.ended:
+        if job.has_ended:
             return
         try:
             job.generation = job.begin(pipeline)
@@ -184,7 +184,7 @@ class RequestLoop:
     def _end(self, job: Any, end: Any) -> None:
         """Mark a job as finished and free its place; only the first call for a job has an effect."""
         with self._jobs_lock:
-            had_ended, job.ended = job.ended, True
+            had_ended, job.has_ended = job.has_ended, True
             self.jobs.discard(job)
             if job in self._running_jobs:
                 self._running_jobs.remove(job)

@@ -181,6 +181,7 @@ class Server:
         if encoding != "identity":
             raise Refused(f"the body is compressed (Content-Encoding: {encoding}): send it as it is", code="encoding",
                           status=415)
+
         try:
             data = await asyncio.wait_for(self._body_bytes(request), BODY_SECONDS)
         except asyncio.TimeoutError:

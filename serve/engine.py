@@ -243,7 +243,7 @@ class Engine(RequestLoop):
 
     def _read(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Read a prompt, on the thread of the prompts, then have the job wait until it may run."""
-        if job.ended:
+        if job.has_ended:
             return
         try:
             job.prompt_ids = checked_prompt_ids(job.choice, pipeline)
@@ -258,7 +258,7 @@ class Engine(RequestLoop):
     def _admit_jobs(self, pipeline: Pipeline) -> None:
         """End jobs that have waited too long, and begin waiting ones up to the limit, in order of arrival."""
         self._expire()
-        self._waiting = [job for job in self._waiting if not job.ended]
+        self._waiting = [job for job in self._waiting if not job.has_ended]
         while self._waiting and len(self._running_jobs) + len(self._compiling) < self.limits.max_running:
             self._begin_or_compile(self._waiting.pop(0), pipeline)
 

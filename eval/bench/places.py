@@ -130,6 +130,7 @@ class Boards(Place):
         is_over = Event()
         restarts = Thread(target=self._keep_running, args=(is_over,), daemon=True)
         restarts.start()
+
         try:
             yield
         finally:

@@ -116,10 +116,12 @@ def _compressed(layer_name: str, forms: Mapping[str, TensorForm]) -> Unfolding:
     if f"{layer_name}.weight_zero_point" in forms:
         raise ValueError(f"{words_name} has zero points in addition to scales, which is not supported; take the model "
                          "unquantized, or one that is quantized symmetrically")
+
     num_outputs, num_word_columns = _checked_shape(forms, words_name, None, None)
     num_inputs = num_word_columns * 8
     _, num_groups = _checked_shape(forms, scale_name, num_outputs, None, dtype=None)
     _check_groups(scale_name, num_groups, num_inputs)
+
     source_names: tuple[str, ...] = (words_name, scale_name)
     if order_name in forms:
         _checked_shape(forms, order_name, num_inputs)
