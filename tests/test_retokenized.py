@@ -206,15 +206,15 @@ def test_a_model_with_the_same_tokens_and_other_padding_guesses_them_itself(tmp_
     monkeypatch.setattr("launch.prepare.HOME", tmp_path)
     save_model(tmp_path / "base")
     small, output = resized(tmp_path / "small", size), tmp_path / "answer.json"
-    asked = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt_ids=5,52,17,51", "max_new_tokens=24"
-    words = *asked, f"output={output}"
+    question = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt_ids=5,52,17,51", "max_new_tokens=24"
+    words = *question, f"output={output}"
     assert here(*words, "pipeline_type=ar") == 0
     plain = load_json(output)["token_ids"]
     for draft in (f"draft=model:{small}", f"ssm={small}"):
         assert here(*words, "pipeline_type=serial", "draft=ssm" if draft.startswith("ssm") else "seed=0", draft) == 0
         assert load_json(output)["token_ids"] == plain
-    said = capsys.readouterr().err
-    assert "decoded" not in said and said.count("base-0+4 is split, once; now its ranks load it") == 1
+    printed = capsys.readouterr().err
+    assert "decoded" not in printed and printed.count("base-0+4 is split, once; now its ranks load it") == 1
 
 
 def test_of_tokens_that_only_one_model_has_none_is_read_or_guessed():
