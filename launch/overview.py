@@ -31,7 +31,7 @@ class StageWork(NamedTuple):
 
 
 class BoardCard(NamedTuple):
-    """What is shown of a rank; None: unrank_state."""
+    """What is shown of a rank; None: unknown."""
 
     name: str  # of its machine, else of the rank
     rank: str  # as messages name it
@@ -122,7 +122,7 @@ class Overview:
     def advice(self, cards: Sequence[BoardCard]) -> tuple[int, str]:
         """Return the rank with the slowest stage, and which split the planner takes for faster, as a sentence.
 
-        The rank is 0, and the sentence empty, while the times of some stage are unrank_state.
+        The rank is 0, and the sentence empty, while the times of some stage are unknown.
         """
         boards, work = cards[1:], self._work
         if not self._can_advise or len(work) < len(boards) or any(board.segment_ms is None for board in boards):
