@@ -18,7 +18,7 @@ from config.schema.families import FAMILIES
 from config.schema.fields import read_config
 from launch.build import build_lm_head, build_ring, build_stage
 from launch.spec import RankSpec
-from model import attention, llama
+from model import attention, llama, plain_layers
 from model import cache as caches
 from model.drafts.draft import NoDraft
 from model.drafts.heads import EagleHead
@@ -238,7 +238,7 @@ def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_t
 @pytest.fixture
 def as_transformers_adds(monkeypatch):
     """Sum in float32 as the reference does, since last bits matter in a random model far into a text."""
-    for module in (attention, caches, llama):
+    for module in (attention, caches, llama, plain_layers):
         monkeypatch.setattr(module, "for_sums", lambda x: x)
 
 

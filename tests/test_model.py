@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from model import llama, whole
+from model import plain_layers, whole
 from model.attention import attention
 from model.cache import together
 from model.llama import Experts, LlamaConfig, Slice, fill
@@ -138,7 +138,7 @@ def test_norms_have_the_bits_of_transformers_in_every_type(monkeypatch, name, dt
     fill(ours, tensors, dtype, "cpu")
     is_wide = dtype in (torch.float32, torch.float64)  # which transformers sums in float32
 
-    monkeypatch.setattr(llama, "for_sums", lambda x: x)
+    monkeypatch.setattr(plain_layers, "for_sums", lambda x: x)
     for _ in range(2):
         got, expected = ours(x_TD), theirs(x_TD)
         assert got.dtype == dtype
