@@ -172,7 +172,7 @@ PROFILES = {
     # (geerlingguy/ai-benchmarks, 47): 8 tokens/s, so 125 ms a token, of which the LM head takes about 20, and prompts
     # with 92 ms a token. The 8 experts of a row are 1.6 MB in each of 48 layers; at the same 9 GB/s one more expert
     # takes 8.5 ms. About half of a row's work is hidden behind that.
-    "pi-30b-a3b": Profile("four Raspberry Pi 5 boards, 1 Gbit/s, a 30B model of which 3B compute a token", layers=48,
+    "pi-30b": Profile("four Raspberry Pi 5 boards, 1 Gbit/s, a 30B model of which 3B compute a token", layers=48,
                           row_bytes=8192, model=105, row=45, free=1, token=0.011, level=12, verdict=20, latency=0.3,
                           mbps=1000, step=0.5, weights=9.9, expert=8.5, experts=128, chosen=8,
                           own_times=_scaled(3, OWN_TIMES)),

@@ -51,7 +51,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
     toy_words = ["toy", f"base_dir={model}", "pipeline_type=ar"]
     assert settled(toy_words) == [*toy_words, *found[:1]]  # the toy shows a pipeline
-    evaluated = parse(settled(evaluation(protocol="emulated", argv=toy_words), EvalConfig), kind=EvalConfig)
+    evaluated = parse(settled(evaluation(protocol="emulated", argv=toy_words), EvalConfig), keys_class=EvalConfig)
     run = evaluated.run
     assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
     resolve(["toy"]).report()
