@@ -66,7 +66,8 @@ class Overview:
 
         first_stage = min(1, len(ring) - 1)
         self._stages = [-1 if other_rings else position - first_stage for position in positions]
-        self._can_advise = placement.world == len(stages) > 2 and all(stages[1:]) and not other_rings
+        has_whole_stages = placement.world == len(stages) > 2 and not other_rings  # a rank each
+        self._can_advise = has_whole_stages and all(stages[1:])
 
         self._rates: list[Rate] = []
         self._usual_rows = 1  # of a segment, where it enters the first stage
@@ -77,8 +78,9 @@ class Overview:
         curves = self._pipeline.ring.pacing.times.curves
         self._usual_rows = curves[0].usual_rows if curves else 1
         self._rates += [Rate() for _ in curves[len(self._rates):]]
-        self._work = [StageWork(rate.of(curve.num_rows), curve.of([self._usual_rows])[0])
-                      for curve, rate in zip(curves, self._rates)]
+        segment_times = [curve.of([self._usual_rows])[0] for curve in curves]
+        row_rates = [rate.of(curve.num_rows) for curve, rate in zip(curves, self._rates)]
+        self._work = [StageWork(*figures) for figures in zip(row_rates, segment_times)]
 
     @property
     def states(self) -> dict[str, RankState | None]:
@@ -88,7 +90,9 @@ class Overview:
     def cards(self) -> list[BoardCard]:
         """Return a card for each rank."""
         loss = self._pipeline.ring.loss
-        return [self._card(rank, name, state, loss) for rank, (name, state) in enumerate(self.states.items())]
+
+        numbered_states = enumerate(self.states.items())
+        return [self._card(rank, name, state, loss) for rank, (name, state) in numbered_states]
 
     def _card(self, rank: int, name: str, state: RankState | None, loss: str) -> BoardCard:
         rank_state, wire = state or NO_STATE, self._wire(rank, name, state)
@@ -107,7 +111,7 @@ class Overview:
 
     def _wire(self, rank: int, name: str, state: RankState | None) -> tuple[float | None, float | None]:
         """Return the ms of a round trip between a rank and rank 0, and the Mbit/s of their wire."""
-        if rank == 0:
+        if not rank:  # itself
             return None, None
         if self._cluster:
             wire = self._cluster.link(0, rank)
@@ -117,7 +121,9 @@ class Overview:
 
         line = self._lines[rank]
         is_on_line = line.wire and line.address in name  # not where a spare stands in
-        return state.away if state else None, float(line.wire.partition(",")[0]) if is_on_line else None
+
+        mbps = float(line.wire.partition(",")[0]) if is_on_line else None
+        return state.away if state else None, mbps
 
     def advice(self, cards: Sequence[BoardCard]) -> tuple[int, str]:
         """Return the rank with the slowest stage, and which split the planner takes for faster, as a sentence.
@@ -125,7 +131,8 @@ class Overview:
         The rank is 0, and the sentence empty, while the times of some stage are unknown.
         """
         boards, work = cards[1:], self._work
-        if not self._can_advise or len(work) < len(boards) or any(board.segment_ms is None for board in boards):
+        are_all_timed = len(work) >= len(boards) and all(board.segment_ms is not None for board in boards)
+        if not (self._can_advise and are_all_timed):
             return 0, ""
 
         slowest = max(range(len(boards)), key=lambda index: work[index].seconds)

@@ -167,7 +167,8 @@ class Member:
         assert isinstance(self._memberships, OpenedMemberships) and self.heartbeat, "rank 0 asks, once it is connected"
         states = self.heartbeat.states()
         missing_ranks = self._memberships.missing_ranks() if states else []
-        return {name: None if rank in missing_ranks else state for rank, (name, state) in enumerate(states.items())}
+        missing_names = {name for rank, name in enumerate(states) if rank in missing_ranks}
+        return {name: None if name in missing_names else state for name, state in states.items()}
 
     def _torch_wires(self) -> Sequence[Wire]:
         """Create wires of torch.distributed, together with all other ranks; raises PeerLost if one is lost before."""

@@ -68,15 +68,23 @@ def read_cluster(host: str, port: int, api_key: str) -> tuple[int, str]:
 def lines_of(cluster: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a server's boards: its state, a row for each board, and what would be faster."""
     yield one_line(": ".join(filter(None, (f"{cluster['status']}", cluster["reason"]))))
-    rows = [["board", "state", "layers", "busy", *(heading for heading, _ in COLUMNS.values())]]
-    for rank, card in enumerate(cluster["boards"]):
-        state = card["state"] + " (slowest)" * (rank > 0 and rank == cluster.get("slowest"))
-        figures = ["-" if card[name] is None else f"{card[name]:.{digits}f}" for name, (_, digits) in COLUMNS.items()]
-        rows.append([one_line(card["rank"]), one_line(state), str(card["layers"]), f"{card['busy']:.0%}", *figures])
+    headings = [heading for heading, _ in COLUMNS.values()]
+    rows = [["board", "state", "layers", "busy", *headings]]
+
+    slowest_board = cluster.get("slowest") or None  # 0: unknown
+    for number, card in enumerate(cluster["boards"]):
+        state = card["state"] + " (slowest)" * (number == slowest_board)
+        first_cells = [one_line(card["rank"]), one_line(state), str(card["layers"]), f"{card['busy']:.0%}"]
+        figures = [_figure(card[name], digits) for name, (_, digits) in COLUMNS.items()]
+        rows.append(first_cells + figures)
 
     yield from aligned(rows)
     if cluster.get("advice"):
         yield one_line(str(cluster["advice"]))
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def known_boards() -> Iterator[str]:
@@ -84,7 +92,8 @@ def known_boards() -> Iterator[str]:
     hosts_file = HOME / "boards.txt"
     if hosts_file.exists():
         rows = [["board", "address", "layers"]]
-        rows += [[line.name, line.address, line.layers or "none"] for line in read_hosts(str(hosts_file))]
+        lines = read_hosts(str(hosts_file))
+        rows += [[line.name, line.address, line.layers or "none"] for line in lines]
         yield from aligned(rows)
         yield ""
 

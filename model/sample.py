@@ -137,8 +137,8 @@ class Sampler:
         if self.temperature > 0.0:
             noisy_TV = self.warped(logits_TV).cpu()
             for row_V, position in zip(noisy_TV.numpy(), positions):
-                tokens = np.flatnonzero(row_V != -np.inf)
-                row_V[tokens] += gumbel(self.seed, position, len(row_V), tokens).numpy()
+                possible_tokens = np.flatnonzero(row_V != -np.inf)
+                row_V[possible_tokens] += gumbel(self.seed, position, len(row_V), possible_tokens).numpy()
 
         # the largest is NaN if there is one, and minus infinity, which excludes a token, only if all are excluded
         tokens, largest = _largest(noisy_TV)

@@ -541,7 +541,8 @@ def _readable(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Iterat
     these `settings` of the tokenizer."""
     paths = [path for path in (folder / name for name in {*TOKENIZER_FILES, *SETTINGS}) if path.is_file()]
     mark = BYTE_ORDER_MARK.encode()
-    has_marks = any(path.suffix == ".json" and read_bytes(path, WHOLE_FOLDER).startswith(mark) for path in paths)
+    json_paths = [path for path in paths if path.suffix == ".json"]
+    has_marks = any(read_bytes(path, WHOLE_FOLDER).startswith(mark) for path in json_paths)
     config_path = folder / CONFIG_FILE
     is_as_read = not config_path.is_file() or read_json(config_path) == settings[CONFIG_FILE]
     if is_as_read and not has_marks:

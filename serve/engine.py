@@ -223,7 +223,8 @@ class Engine(RequestLoop):
 
             with suppress(ValueError):  # a request with a grammar gives the reason
                 pipeline.prepare_grammars()
-            self._ring, self.facts, self.overview = pipeline.ring, PipelineFacts.of(pipeline), Overview(pipeline)
+            self._ring, self.overview = pipeline.ring, Overview(pipeline)
+            self.facts = PipelineFacts.of(pipeline)
             self.state = Health("ready")
             self.on_ready()
 
@@ -266,7 +267,8 @@ class Engine(RequestLoop):
         if self.overview and time.monotonic() - self._busy_read_at >= POLL_SECONDS:
             self._busy_read_at = time.monotonic()
             self.overview.sample()
-            self.metrics.occupy([state.busy if state else 0.0 for state in self.overview.states.values()])
+            states = self.overview.states.values()
+            self.metrics.occupy([state.busy if state else 0.0 for state in states])
 
         self.metrics.num_running.set(len(self._running_jobs))
         self.metrics.num_waiting.set(len(self._waiting))

@@ -156,7 +156,8 @@ class PathCache:
         self.view = (like, like, like, like)
         self._code_type = code_type
         memories = [config.memory(int(number)) for number in layer_numbers]
-        self._tensors = new_slots((len(memories), config.kv_heads, FIRST_ROWS, config.head_dim), like, code_type)
+        slots_shape = len(memories), config.kv_heads, FIRST_ROWS, config.head_dim
+        self._tensors = new_slots(slots_shape, like, code_type)
         self._copied: tuple[Tensor, list[Tensor]] | None = None
 
         # of recurrent layers
@@ -210,20 +211,25 @@ class PathCache:
         row_T, seen_P, mask_TP, _ = self.view
         self._inputs[layer][row_T] = input_TN
         inputs = Inputs(self._inputs[layer], 0, recurrence)
+
         prefixes = [seen_P[mask_P == 0].numpy() for mask_P in mask_TP]
         num_taps = recurrence.num_taps
-        steps = inputs.steps(np.stack([_slots_from(prefix, len(prefix) - num_taps) for prefix in prefixes]))
+        tap_slots = [_slots_from(prefix, len(prefix) - num_taps) for prefix in prefixes]
+        steps = inputs.steps(np.stack(tap_slots))
         if layer not in self._states:
             return steps[0]
 
         states, outs = self._states[layer], []
         for row, (*ancestors, path) in enumerate(prefixes):
             state = states.before(ancestors, 0, partial(_slots_from, ancestors), inputs)
-            outs.append(recurrence.advance([x[row:row + 1] for x in steps], state))
+            row_steps = [x[row:row + 1] for x in steps]
+            outs.append(recurrence.advance(row_steps, state))
             states.keep(path, state)
         return torch.cat(outs)
 
 
 def _slots_from(prefix: Sequence[int] | np.ndarray, begin: int) -> np.ndarray:
     """Return the slots of a path's prefixes from a position on; -1 before the first."""
-    return np.append(np.full(max(0, -begin), -1), np.asarray(prefix[max(0, begin):], np.int64))
+    before_first = np.full(max(0, -begin), -1)
+    slots = np.asarray(prefix[max(0, begin):], np.int64)
+    return np.append(before_first, slots)

@@ -189,7 +189,7 @@ def test_the_terminal_says_what_is_needed(tmp_path, monkeypatch, capsys, server)
 
 @pytest.mark.parametrize("words, reason", [(["nonsense=3"], "unknown key nonsense"),
                                            (["toy", "x"], "is not key=value")])
-def test_a_worker_is_told_a_mistyped_word_once(words, reason):
+def test_a_worker_refuses_a_mistyped_word_once(words, reason):
     with refused(reason):
         cli.main(words)
     assert cli.main(["hosts=auto", "wait=86400"]) == 0

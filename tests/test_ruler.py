@@ -45,7 +45,7 @@ SOURCE_ROOMS = {
     "model": Room(61_414, [
         (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network"),
         (6_959, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers"),
-        (1_385, "GGUF files of this year's families and models as more writers publish them load")]),
+        (1_402, "GGUF files of this year's families and models as more writers publish them load")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -58,14 +58,14 @@ SOURCE_ROOMS = {
     "tp": Room(5_856),
     "sim": Room(7_517, [
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time"),
-        (405, "methods are compared in virtual time for recurrent families, too")]),
+        (418, "methods are compared in virtual time for recurrent families, too")]),
     "launch": Room(40_277, [
         (440, "a start measures the rows of a full batch, and a line says what trials of guessing cost"),
         (1_675, "a question needs no preset, may be pasted, and is answered with the sampling that the model "
                 "recommends; a transfer to boards is seen"),
         (6_125, "rank 0 measures boards that it found and shares out a model; a program asks a pipeline in another "
                 "process"),
-        (2_610, "people see their boards on one page or in a terminal, and what would make them faster")]),
+        (2_697, "people see their boards on one page or in a terminal, and what would make them faster")]),
     "eval": Room(37_625, [
         (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables"),
         (55, "a short contest still answers as many questions as run at once"),
@@ -73,7 +73,7 @@ SOURCE_ROOMS = {
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools"),
         (19, "help names the command that was typed, whatever folder it runs in"),
-        (370, "sampling counts in three protocols, more clients are served, and boards are seen on the page")]),
+        (372, "sampling counts in three protocols, more clients are served, and boards are seen on the page")]),
     "dsi": Room(0, [
         (47, "python -m dsi is typed as the published README prints it")]),
     "eval/dsi": Room(11_988, [
@@ -102,7 +102,7 @@ OTHER_ROOMS = {
         (11_228, "boards, wires, windows, edits, pasted questions and sampling out of files are tested"),
         (16_882, "this year's families, found boards, the package, tokenizers and cached codes are judged by "
                  "others' values"),
-        (7_532, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
+        (7_536, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
                 "values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),

@@ -302,7 +302,8 @@ class GgufFile:
         num_all = config["num_hidden_layers"]
         config["num_hidden_layers"] -= self._model_value("nextn_predict_layers", 0)
         prefixes = tuple(f"blk.{layer}." for layer in range(config["num_hidden_layers"], num_all))
-        self._tensors = {name: x for name, x in self._tensors.items() if not name.startswith(prefixes)}
+        kept_names = [name for name in self._tensors if not name.startswith(prefixes)]
+        self._tensors = {name: self._tensors[name] for name in kept_names}
 
     def _refuse_unread(self, head_dim: int, rotated_dim: int) -> None:
         """Raise ValueError for metadata that would change what the model computes, but is not read."""

@@ -163,6 +163,7 @@ def _read_shift(source: Checkpoint, vocab: int, target_vocab: int) -> Tensor:
     shift, *has_V = (source.read(names[name]) for name in MAPS if name in names)
     if any(table.is_floating_point() for table in (shift, *has_V)):
         raise ValueError(f"d2t and t2d in {source.folder} should be whole numbers; download the head again")
+
     if vocab == target_vocab and not shift.any():
         return shift
 
@@ -172,8 +173,9 @@ def _read_shift(source: Checkpoint, vocab: int, target_vocab: int) -> Tensor:
         raise ValueError(f"d2t in {source.folder} names a token twice, or one that the model does not have; download "
                          "the head again")
 
-    # torch would start threads to find the others, which no fork survives
-    if has_V and not torch.equal(torch.from_numpy(has_V[0].numpy().nonzero()[0]), shifted_tokens):
+    # torch would start threads to find the tokens, which no fork survives
+    token_lists = [torch.from_numpy(table.numpy().nonzero()[0]) for table in has_V]
+    if any(not torch.equal(tokens, shifted_tokens) for tokens in token_lists):
         raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
     return shift
 

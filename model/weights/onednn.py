@@ -73,7 +73,8 @@ def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
 def _tested_unit(product: Packed, weight: Tensor) -> int:
     """Return the least unit with which a row's bits do not depend on its batch, else 1; 0: the result is incorrect."""
     numbers = np.random.default_rng(1)  # torch's own generators need what config/lean_torch.py leaves out
-    x_TK = torch.from_numpy(numbers.standard_normal((MAX_TRIED_ROWS, weight.shape[1]), np.float32)).to(weight.dtype)
+    rows = numbers.standard_normal((MAX_TRIED_ROWS, weight.shape[1]), np.float32)
+    x_TK = torch.from_numpy(rows).to(weight.dtype)
     plain_out = F.linear(x_TK[:1], weight, product.bias).float()
     packed_out = product(x_TK)
     if not (packed_out[:1].float() - plain_out).norm() < CLOSE * plain_out.norm():
