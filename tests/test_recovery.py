@@ -331,11 +331,11 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
 
 
 def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_writes_its_text(saved, tmp_path):
-    with writing(saved, tmp_path, 300, "timeout=1") as run:
+    with writing(saved, tmp_path, 300, "timeout=4") as run:
         assert wait_until(lambda: len(run.stdout) > 50, 90), run.stderr
         folder = Folder(str(run.folder()))
-        membership = folder.add(COMPLETE, 0)
         os.kill(run.ranks()[0], signal.SIGSTOP)
+        membership = folder.add(COMPLETE, 0)  # later ones need rank 0
         assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{membership}"), 60), "the others have noticed it"
         os.kill(run.ranks()[0], signal.SIGCONT)
     assert "; all ranks are connected again, and answers continue" in run.stderr

@@ -82,7 +82,7 @@ def test_a_worker_adopts_keys_of_a_run_and_keeps_its_machine():
     assert (Path(taken.model_dir).name, taken.device, taken.threads_per_rank) == ("mine", "cpu", 3)
 
 
-@pytest.mark.parametrize("name, value", [("profile", "/etc/passwd"), ("answers", "/etc/passwd"), ("trace", "/tmp/x")])
+@pytest.mark.parametrize("name, value", [("profile", "x.json"), ("answers", "/etc/passwd"), ("trace", "/tmp/x")])
 def test_a_worker_opens_no_file_that_rank_0_names(name, value):
     own = parse([])
     assert getattr(adopted(own, {name: value}), name) == getattr(own, name)
@@ -91,4 +91,6 @@ def test_a_worker_opens_no_file_that_rank_0_names(name, value):
 def test_a_key_that_is_not_possible_is_named():
     with refused("temperature=-1.0 is not possible"):
         adopted(parse([]), {"temperature": "-1"})
+    with refused("profile=/etc/passwd is unknown"):
+        adopted(parse([]), {"profile": "/etc/passwd"})
     assert WORKER_VARIABLE == "FLOWSPEC_WORKER"
