@@ -45,7 +45,7 @@ SOURCE_ROOMS = {
     "model": Room(61_414, [
         (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network"),
         (6_959, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers"),
-        (1_402, "GGUF files of this year's families and models as more writers publish them load")]),
+        (1_408, "GGUF files of this year's families and models as more writers publish them load")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -102,7 +102,7 @@ OTHER_ROOMS = {
         (11_228, "boards, wires, windows, edits, pasted questions and sampling out of files are tested"),
         (16_882, "this year's families, found boards, the package, tokenizers and cached codes are judged by "
                  "others' values"),
-        (7_536, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
+        (7_611, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
                 "values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
