@@ -322,7 +322,7 @@ def writing(saved, tmp_path, new, *more):
 
 
 def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path):
-    with writing(saved, tmp_path, 700) as run:
+    with writing(saved, tmp_path, 300) as run:
         for lost in (1, 2):
             printed = len(run.stdout)
             assert wait_until(lambda printed=printed: len(run.stdout) > printed + 20, 90), run.stderr
