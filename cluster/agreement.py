@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
 
 from cluster.board import Board
+from cluster.heartbeat import RankState
 from config.cli import CommandKeys, flat
 from config.cli import parse as parse_keys
 from config.drafts import BEST_DRAFT
@@ -150,7 +151,7 @@ ENTRY_KINDS = (  # the first pattern that matches a whole name counts
     (rf"{OF_ROOT}facts/verdict", _json_of((str, bool, [(RANK, _is_facts)]))),
     (rf"{OF_ROOT}ways/verdict", _json_of((str, bool, [(RANK, [RANK])]))),
     (rf"{PREFIXES}heartbeat/{OF_RANK}", _count),
-    (rf"state/{OF_RANK}", _json_of(dict.fromkeys(("busy", "away", "free", "layer"), float))),
+    (rf"state/{OF_RANK}", _json_of(dict.fromkeys(RankState._fields, float))),
     (rf"{PREFIXES}heartbeat/losses(?:/\d+)?", _count),
     (rf"{PREFIXES}heartbeat/lost(?:/\d+)?", _line),
     (rf"spare/{OF_RANK}", _json_of({"host": str, "address": _is_address, "lacks": {str}})),

@@ -178,6 +178,7 @@ def with_bare_question(argv: Sequence[str]) -> list[str]:
     words = in_full(argv)
     if any(word.partition("=")[0] in QUESTION_KEYS for word in words):
         return words
+
     bare_words = [word for word in words if not ("=" in word or "/" in word or word.startswith("-") or word in PRESETS
                                                  or word in HELP or word.endswith(".json"))]
     first_word = bare_words[0] if bare_words else ""

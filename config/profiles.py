@@ -173,9 +173,9 @@ PROFILES = {
     # with 92 ms a token. The 8 experts of a row are 1.6 MB in each of 48 layers; at the same 9 GB/s one more expert
     # takes 8.5 ms. About half of a row's work is hidden behind that.
     "pi-30b": Profile("four Raspberry Pi 5 boards, 1 Gbit/s, a 30B model of which 3B compute a token", layers=48,
-                          row_bytes=8192, model=105, row=45, free=1, token=0.011, level=12, verdict=20, latency=0.3,
-                          mbps=1000, step=0.5, weights=9.9, expert=8.5, experts=128, chosen=8,
-                          own_times=_scaled(3, OWN_TIMES)),
+                      row_bytes=8192, model=105, row=45, free=1, token=0.011, level=12, verdict=20, latency=0.3,
+                      mbps=1000, step=0.5, weights=9.9, expert=8.5, experts=128, chosen=8,
+                      own_times=_scaled(3, OWN_TIMES)),
     # Four fast GPUs in one machine: 4 ms per stage, wires of 100 Gbit/s.
     "server": Profile("one server with five GPUs, a 7B model in fp16", layers=32, row_bytes=8192, model=16, row=0.01,
                       free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05,

@@ -152,8 +152,7 @@ def _small_model(spec: RankSpec, folder: Path, key_name: str) -> ModelDraft:
 
 
 def _within(target_vocab: int, draft: ModelDraft, vocab: int) -> ModelDraft:
-    """Let a draft with the target's tokens read and guess those alone which both know: their numbers may be padded.
-    """
+    """Let a draft read and guess only tokens that both models have, as either vocabulary may be padded."""
     network, lm_head = draft.network, draft.lm_head
     if vocab < target_vocab:
         draft.network = lambda token_T, pos_T, cache: network(token_T.clamp(max=vocab - 1), pos_T, cache)

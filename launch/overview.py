@@ -90,7 +90,6 @@ class Overview:
     def cards(self) -> list[BoardCard]:
         """Return a card for each rank."""
         loss = self._pipeline.ring.loss
-
         numbered_states = enumerate(self.states.items())
         return [self._card(rank, name, state, loss) for rank, (name, state) in numbered_states]
 
@@ -121,7 +120,6 @@ class Overview:
 
         line = self._lines[rank]
         is_on_line = line.wire and line.address in name  # not where a spare stands in
-
         mbps = float(line.wire.partition(",")[0]) if is_on_line else None
         return state.away if state else None, mbps
 

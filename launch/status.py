@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="of the server (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="of the server (%(default)s)")
     parser.add_argument("--api_key", default=os.environ.get("FLOWSPEC_API_KEY", ""), help="that the server asks for")
-
     options = parser.parse_args(argv)
+
     server_name = f"{options.host}:{options.port}"
     try:
         status, text = read_cluster(options.host, options.port, options.api_key)

@@ -251,6 +251,7 @@ class Text:
             _check_growth(tokenizer)
             _end_training(tokenizer)
             return tokenizer
+
         except Exception as error:  # its errors for broken files are not documented
             if any("auto_map" in settings for settings in self._settings.values()):
                 raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), but code from a "

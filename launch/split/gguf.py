@@ -65,7 +65,6 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 NAME_ENDINGS = (".weight", ".bias")  # of tensors
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-
 BIASES = (  # names of tensors that end as llama.cpp's converter writes them
     ("expert_bias", "expert_bias.bias"), ("e_score_correction_bias", "e_score_correction.bias"),
     ("dt_bias", "dt_proj.bias"))
@@ -83,16 +82,16 @@ class Architecture(NamedTuple):
     layers_of_largest: int = 0  # of the only size in which hidden_size / heads scales attention, not head_dim
 
 
-EXPERT_KEYS = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
-               "norm_topk_prob": "expert_weights_norm"}
+EXPERT_SIZE_KEYS = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+EXPERT_KEYS = {**EXPERT_SIZE_KEYS, "norm_topk_prob": "expert_weights_norm"}
+LOCAL_EXPERT_KEYS = {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}
 CONVOLUTION_KEYS = {"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"}
 DELTA_KEYS = {
     "full_attention_interval": "full_attention_interval", "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size", "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank"}
 SPARSE_DELTA_KEYS = {
-    **DELTA_KEYS, "num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+    **DELTA_KEYS, **EXPERT_SIZE_KEYS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 ARCHITECTURES = {
     "llama": Architecture("llama", is_interleaved=True),
     "qwen2": Architecture("qwen2"),
@@ -111,15 +110,13 @@ ARCHITECTURES = {
     "lfm2": Architecture(
         "lfm2", extra_keys=CONVOLUTION_KEYS, defaults={"block_auto_adjust_ff_dim": False}),
     "lfm2moe": Architecture("lfm2_moe", extra_keys={
-        **CONVOLUTION_KEYS, "num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
-        "num_dense_layers": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale"}),
-    "minimax-m2": Architecture("minimax_m2", extra_keys={
-        "num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
+        **CONVOLUTION_KEYS, **EXPERT_SIZE_KEYS, "num_dense_layers": "leading_dense_block_count",
+        "routed_scaling_factor": "expert_weights_scale"}),
+    "minimax-m2": Architecture("minimax_m2", extra_keys=LOCAL_EXPERT_KEYS),
     "qwen3next": Architecture("qwen3_next", extra_keys=SPARSE_DELTA_KEYS),
     "qwen35": Architecture("qwen3_5_text", extra_keys=DELTA_KEYS, defaults={"tiled_value_heads": True}),
     "qwen35moe": Architecture("qwen3_5_moe_text", extra_keys=SPARSE_DELTA_KEYS, defaults={"tiled_value_heads": True}),
-    "gpt-oss": Architecture(
-        "gpt_oss", extra_keys={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
+    "gpt-oss": Architecture("gpt_oss", extra_keys=LOCAL_EXPERT_KEYS),
 }
 MIXTRAL = Architecture("mixtral", is_interleaved=True, extra_keys={"num_local_experts": "expert_count"})
 DOWNLOAD_AGAIN = "download it again, or take the same model in safetensors"

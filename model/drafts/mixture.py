@@ -364,7 +364,8 @@ class Mixture(Draft):
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth, least: float = SURE_COPY) -> float:
+    def _follow_copies(self, tree: TokenTree, node: int, growth: Growth,
+                       min_probability: float = SURE_COPY) -> float:
         """Add the copies after a node of at least this probability; return the most that a level could add beside them.
 
         That is in tokens, of networks that read all sure copies, and the guess after them, one in each level. Wherever
@@ -378,7 +379,7 @@ class Mixture(Draft):
                 break
             copied_token, probability = prediction.copies[0]
             path_probability *= probability
-            if path_probability < least:
+            if path_probability < min_probability:
                 break
 
             if tree.child(node, copied_token) is None:

@@ -29,7 +29,6 @@ UNREAD = re.compile(r"^mtp\.")  # such layers of Qwen3-Next
 LINEAR_LAYER = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 ROTATED_LAYER = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 LAYER = re.compile(r"^model\.layers\.\d+\.")
-PACKED_ENDINGS = (".qweight", ".weight_packed")
 PACKED_WEIGHT = re.compile(r"\.(qweight|weight_packed)$")
 DELTA_LAYER = re.compile(r"\.linear_attn\.in_proj_(qkvz|ba)\.weight$")  # of Qwen3-Next
 ALL_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # in one tensor
@@ -76,7 +75,8 @@ class Unfolded(Checkpoint):
                 name = re.sub(pattern, replacement, name)
             if is_quantized and LAYER.sub("", name) not in expected_names and self._is_idle_bias(source_name):
                 continue
-            if not is_quantized and source_name.endswith((*COMPANIONS, *PACKED_ENDINGS)):
+            is_packed = source_name.endswith(COMPANIONS) or PACKED_WEIGHT.search(source_name)
+            if is_packed and not is_quantized:
                 raise ValueError(f"{self.folder} holds {source_name}, of a quantized weight, but its config.json has "
                                  "no quantization_config: add it there, with quant_method, as the model's publisher "
                                  "or its quantize_config.json describes it")

@@ -1,5 +1,5 @@
 "use strict";
-// The boards of the pipeline, as /cluster tells them: a card for each.
+// The boards of the pipeline, from /cluster: a card for each.
 
 const FIGURES = [  // a label, and the field of a card with its unit and digits
   ["free memory", "free_gb", "GB", 1], ["rows", "rows_per_second", "a second", 1], ["a segment", "segment_ms", "ms", 1],
