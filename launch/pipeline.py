@@ -447,6 +447,7 @@ class Pipeline:
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """Return the trees that the strategy grows with this draft. Sizes that were not given are measured, once."""
         tree = sized(config, lambda: self._costs(config, draft), lambda: segment_rows(self.segment_seconds))
+        self.ring.keep_times()
 
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks

@@ -65,6 +65,14 @@ class RowAllocator:
             self.left_out.add(bidder.request)
         return num_rows
 
+    def paying(self, bidder: Bidder, segment_size: int | None) -> Sequence[float]:
+        """Return the probabilities of the guesses that a request would send if it were the only one."""
+        num_text_rows = len(bidder.tree.unsent_text)
+        probabilities = sorted((probability for _, probability in bids(bidder, weighed=False)), reverse=True)
+        if segment_size is not None:
+            probabilities = probabilities[:max(0, segment_size - num_text_rows)]
+        return probabilities[:self._num_paying(probabilities, num_text_rows, num_tips=bool(num_text_rows))]
+
     def record_departure(self) -> None:
         """Record that the message has left: the next call of `share` divides the rows of the next one."""
         self._is_divided = False

@@ -375,7 +375,8 @@ class Decoder:
         """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
         options = TargetOptions(
-            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.costs, request.priority, request.logprobs)
+            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.costs, cfg.stream.segment, request.priority,
+            request.logprobs)
         target = self.ring.open(decoding.tree, request.sampler, options)
 
         prefix, num_shared = None, 0

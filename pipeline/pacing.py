@@ -22,10 +22,10 @@ from pipeline.stage_times import FirstStage, StageTimes
 
 
 class Pacing:
-    """The pacing of one ring."""
+    """The pacing of one ring, of which these `times` are known so far."""
 
-    def __init__(self) -> None:
-        self.times = StageTimes()
+    def __init__(self, times: StageTimes) -> None:
+        self.times = times
         self.first_stage = FirstStage(self.times)
         self.rows = RowAllocator(self.times)
         self.batcher = Batcher()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,10 @@ from model.devices import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
-from pipeline.allocation import bids
 from pipeline.link import Link, send_round
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import Pacing
+from pipeline.stage_times import StageTimes
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.target_options import DEFAULT_OPTIONS, TargetOptions
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
@@ -68,7 +69,7 @@ class RequestTarget(Target):
         self._num_sent_at_empty_prune = 0  # guesses sent before the last prune that left none alive
 
         # progress
-        self.wakes_at: float | None = None  # time at which the strategy advances without a message
+        self._waits_to_send = False  # whether the strategy advances as soon as it may send
         self.ended = False  # whether the request sends nothing any more
         self.closed = False  # whether every stage has forgotten the request
 
@@ -112,6 +113,11 @@ class RequestTarget(Target):
         return self.ring.free and self._may_send
 
     @property
+    def wakes_at(self) -> float:
+        """Time at which the strategy advances without a message; infinite if only a message can tell."""
+        return self.ring.pacing.first_stage.ready_at if self._waits_to_send and self._may_send else math.inf
+
+    @property
     def _may_send(self) -> bool:
         """Whether it may add rows to the next segments: once, and prompt rows only after those of older requests."""
         pacing = self.ring.pacing
@@ -136,9 +142,10 @@ class RequestTarget(Target):
         if not self.options.thrifty or is_reading_prompt:
             return False
 
-        expected_guesses = sum(probability for _, probability in bids(self, weighed=False))
-        segment_tokens = len(self.tree.unsent_text) + expected_guesses
-        stage_seconds = self.ring.pacing.times.slowest(len(self.tree.unsent_guesses) + 1)
+        pacing = self.ring.pacing
+        probabilities = pacing.rows.paying(self, self.options.segment_rows)
+        segment_tokens = len(self.tree.unsent_text) + sum(probabilities)
+        stage_seconds = pacing.times.slowest(len(probabilities) + 1)
         return self.ring.pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
 
     def worth_drafting(self, expected_tokens: float) -> bool:
@@ -177,9 +184,9 @@ class RequestTarget(Target):
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready() and (self.in_flight or pending) and not (pending and self.free):
-                self.wakes_at = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
+                self._waits_to_send = bool(pending)
                 yield WAIT
-        self.wakes_at = None
+        self._waits_to_send = False
 
     def prune(self) -> None:
         pacing, now = self.ring.pacing, self.ring.clock.now()
@@ -223,7 +230,7 @@ class RequestTarget(Target):
         With `keep` the stages may keep the text. Returns the nodes that they keep.
         """
         self.ended = True
-        self.wakes_at = None
+        self._waits_to_send = False
         kept_nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []  # the tip may be unsent, or in flight
 
         with self._span("reset"):
@@ -416,6 +423,7 @@ class Ring:
 
         # measurements
         self.meter = Meter()  # measures the work of rank 0
+        self._start_times = StageTimes()  # known before any answer
         self.reset_measurements()
         self.num_closed_requests = 0  # number of requests closed since the start
         self.returned_messages = 0  # number of messages that came back since the start
@@ -450,7 +458,11 @@ class Ring:
 
     def reset_measurements(self) -> None:
         """Reset the measurements of earlier requests; no request may be open."""
-        self.pacing = Pacing()
+        self.pacing = Pacing(deepcopy(self._start_times))
+
+    def keep_times(self) -> None:
+        """Begin after each reset with the times of stages and wires that are measured so far."""
+        self._start_times = deepcopy(self.pacing.times)
 
     def open(self, tree: TokenTree, sampler: Sampler, options: TargetOptions = DEFAULT_OPTIONS) -> RequestTarget:
         """Return the target of a new request."""
@@ -501,7 +513,7 @@ class Ring:
         """Wait for a message, at most until `until` or a time that a request waits for; distribute messages."""
         self.depart()
 
-        wake_times = [target.wakes_at for target in self.running if target.wakes_at is not None]
+        wake_times = [target.wakes_at for target in self.running]
         if until is not None:
             wake_times.append(until)
         if self.pacing.batcher:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import AbstractSet, Sequence
 
-from config.curves import CurvePoint, interpolated
+from config.curves import CurvePoint, extrapolated, interpolated
 from pipeline.messages import Visit
 
 # The next segment is sent this share of a segment's time in the stage before the stage is free: early enough that the
@@ -168,17 +168,13 @@ class Curve:
         return round(self._points[num_bits][0])
 
     def of(self, row_counts: Sequence[int]) -> list[float]:
-        """Return the seconds for each of these numbers of rows.
-
-        After a point the curve keeps its slope, up to the height of the next point: a stage is assumed to be slower
-        only if that was measured.
-        """
+        """Return the seconds for each of these numbers of rows; more rows do not take less time."""
         rising: list[CurvePoint] = []
         for num_bits in sorted(self._points):
             rows, seconds = self._points[num_bits]
             least = rising[-1][1] if rising else 0.0
             rising.append((rows, max(seconds, least)))
-        return [_extrapolated(rising, num_rows) for num_rows in row_counts]
+        return [extrapolated(rising, num_rows) for num_rows in row_counts]
 
 
 class StageTimes:
@@ -256,20 +252,3 @@ class StageTimes:
         # both
         whole_seconds = map(add, map(sum, seconds_by_stage), wire_seconds)
         self._whole_way = list(zip(CURVE_ROWS, whole_seconds))
-
-
-def _extrapolated(points: Sequence[CurvePoint], at: float) -> float:
-    """Return the height of the line through the two points before `at`, at most that of the next point."""
-    before = [point for point in points if point[0] <= at]
-    if not before:
-        return points[0][1]
-
-    after = points[len(before):]
-    max_height = after[0][1] if after else math.inf
-
-    last, last_height = before[-1]
-    slope = 0.0
-    if len(before) > 1:
-        earlier, earlier_height = before[-2]
-        slope = (last_height - earlier_height) / (last - earlier)
-    return min(last_height + slope * (at - last), max_height)

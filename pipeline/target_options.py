@@ -14,6 +14,7 @@ class TargetOptions(NamedTuple):
     prunes: bool = True  # whether dead guesses are dropped in flight, or only after they came back
     thrifty: bool = True  # whether to draft and send only guesses that pay
     costs: RoundCosts = RoundCosts()  # by which requests fall back to plain decoding
+    segment_rows: int | None = None  # the most rows of a segment of a single request; None: no bound
     priority: float = 1.0  # the weight of its guesses compared with other requests'
     logprobs: LogprobRequest | None = None
 

@@ -1,5 +1,6 @@
 """What a request hears of the ring, and how long rank 0 rests: on a link by hand, and on real ones."""
 import gc
+import math
 import threading
 import time
 import weakref
@@ -100,6 +101,33 @@ def resting(ring, *guesses):
     return target, rests
 
 
+def test_after_a_reset_a_ring_knows_the_times_that_it_keeps_and_none_of_later_answers(ring):
+    ring.keep_times()
+    ring.pacing.times.learn([Visit(1, 9.0)] * 2, 18.0)
+    assert ring.pacing.times.slowest(1) > 1.0
+    for _ in range(2):
+        ring.reset_measurements()
+        assert ring.pacing.times.slowest(1) == 1.0
+        ring.pacing.times.learn([Visit(1, 9.0)] * 2, 18.0)
+
+
+def test_guesses_that_would_not_leave_with_a_tip_do_not_make_it_wait_for_a_level(ring):
+    """One more row takes a quarter of a second in each of two stages, so a sure guess leaves, and no poor one does."""
+    ring.pacing.times.learn([Visit(64, 16.0)] * 2, 32.0)
+    ring.pacing.gate.add_level(0.1)
+    tree, target = opened(ring, [1])
+    for token in (2, 3):
+        tree.cut()
+        tree.settle(token)
+    assert len(tree.unsent_text) == 1 and not target.worth_waiting(0.08)
+
+    for token in range(30):
+        tree.add(tree.tip, token, -4.0)
+    assert not target.worth_waiting(0.08)
+    tree.add(tree.tip, 30, -0.01)
+    assert target.worth_waiting(0.25)
+
+
 def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, link):
     tree, target = opened(ring, [1, 2])
     first, second, third = (tree.add(tree.tip, token, -1.0)
@@ -131,6 +159,17 @@ def test_a_wait_ends_when_all_that_is_under_way_was_empty(ring, link):
 
 def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(ring, link):
     target, rests = resting(ring, 5)
+    ring.listen()
+    assert list(rests) == [] and target.free and not target.ready()
+    assert link.clock.now() == ring.pacing.first_stage.ready_at
+
+
+def test_the_next_chunk_of_a_prompt_leaves_as_soon_as_the_first_stage_is_free_beside_other_requests(ring, link):
+    (tree, target), _ = opened(ring, [1, 2]), opened(ring, [3])
+    assert target.free
+    target.send(tree.cut(None, 1))  # it leaves when all requests have asked
+    rests = target.wait_until_free()
+    assert next(rests) is WAIT
     ring.listen()
     assert list(rests) == [] and target.free and not target.ready()
     assert link.clock.now() == ring.pacing.first_stage.ready_at
@@ -218,7 +257,7 @@ def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
     link.clock.sleep_until(30.0)
     link.back(30.0, rows=[])
     target.close()
-    assert target.wakes_at is None and not link.inbox
+    assert target.wakes_at == math.inf and not link.inbox
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

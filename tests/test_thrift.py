@@ -57,11 +57,13 @@ def test_the_time_of_one_row_more_is_that_of_all_stages_together():
     assert times.slowest(16) == pytest.approx(15.0)
 
 
-def test_more_rows_are_taken_to_cost_nothing_until_it_was_seen():
-    times = times_of((1, 1.0), (64, 65.0))
-    assert times.seconds_per_row(1) == times.seconds_per_row(8) == 0.0
-    times.learn([Visit(8, 8.0)], 8.0)
-    assert times.seconds_per_row(4) > 0.0
+def test_rows_between_two_measurements_lie_on_a_line_and_beyond_the_last_the_line_goes_on():
+    times = times_of((1, 1.0))
+    assert times.seconds_per_row(1) == times.seconds_per_row(64) == 0.0, "nothing is known of more rows"
+    times = times_of((1, 1.0), (64, 64.0))
+    for rows in (2, 16, 64, 128):
+        assert times.slowest(rows) == pytest.approx(rows)
+        assert times.seconds_per_row(rows) == pytest.approx(1.0)
 
 
 def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_count_most():

@@ -21,8 +21,10 @@ from model.sample import Sampler
 from pipeline.answers import Request
 from pipeline.link import Link
 from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, newest_request, segments_of
+from pipeline.pacing import Pacing
 from pipeline.requests import Ring
 from pipeline.stage import Stage
+from pipeline.stage_times import StageTimes
 from pipeline.trace import OFF, read
 from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
@@ -281,13 +283,14 @@ def test_a_question_takes_the_same_time_after_a_long_series_of_others():
         seconds = []
         for num_late_rows in (0, 1000):
             pipeline.reset_measurements()
+            assert ring.pacing.times.slowest(1) > 0, "stages were measured at the start"
             note_single_row(ring, 0, estimate_is_late=False)
             for _ in range(num_late_rows):
                 ring.pacing.times.learn(SINGLE_ROW_VISITS, 3 * STAGE_SECONDS)
             answer = pipeline.generate(QUESTION, temperature=1.0, seed=3).answer
             seconds.append((answer.prefill_seconds, answer.decode_seconds))
 
-        pipeline.reset_measurements()
+        ring.pacing = Pacing(StageTimes())
         for node in range(1000):
             note_single_row(ring, node, estimate_is_late=True)
     assert seconds[1] == seconds[0]
@@ -299,7 +302,7 @@ def test_only_one_segment_of_guesses_leaves_behind_a_prompt_before_anything_was_
     with Pipeline.open("toy", time="virtual", profile="jetson-7b", pipeline_type="streaming",
                        draft="suffix") as pipeline:
         decoder, ring = pipeline.decoder, pipeline.ring
-        ring.reset_measurements()  # of the start
+        ring.pacing = Pacing(StageTimes())
         num_returned, put, num_guesses_first = ring.returned_messages, ring.put, []
 
         def put_and_note(segment: Segment) -> None:
