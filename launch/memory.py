@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Callable, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -90,8 +90,9 @@ def _stage(spec: RankSpec) -> Need:
     sizes = share.sizes(spec.sizes)
 
     names = {name: name for name in part.weights.names() if name != HEAD}
-    stored_weights = Recast(part.weights, names, spec.quantizes, keeps_blocks=spec.quant == BLOCKS)
-    weights = loaded(stored_weights.forms, spec.like)
+    forms = dict(Recast(part.weights, names, spec.quantizes, keeps_blocks=spec.quant == BLOCKS).forms)
+    stored_names = {EMBED}.intersection(forms) if spec.has_native_layers else set()  # those that stay as they are
+    weights = sum(forms.pop(name).bytes for name in stored_names) + loaded(forms, spec.like)
 
     retained_bytes = RETAINED_BYTES
     if spec.quant in LIBRARY_KINDS:
@@ -100,7 +101,7 @@ def _stage(spec: RankSpec) -> Need:
         retained_bytes += PACKING_BYTES * sizes.hidden * sizes.intermediate
 
     step_bytes = _step(spec, sizes, spec.quant, _rows(spec))
-    workspace = max(step_bytes, _loading(part.weights, spec.quantizes))
+    workspace = max(step_bytes, _loading(part.weights, spec.quantizes, stored_names))
     cache = _cache(spec, sizes, spec.windows, spec.code_type, part.layers[0])
     return Need(weights, cache, workspace + retained_bytes)
 
@@ -168,9 +169,10 @@ def loaded(forms: Mapping[str, TensorForm], like: torch.Tensor) -> int:
     return num_bytes
 
 
-def _loading(source: Checkpoint, quantizes: str) -> int:
-    """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized."""
-    forms = map(source.form, source.names())
+def _loading(source: Checkpoint, quantizes: str, stored_names: Collection[str] = ()) -> int:
+    """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized; but not
+    of those that stay as they are."""
+    forms = [source.form(name) for name in source.names() if name not in stored_names]
     largest = max(forms, key=lambda form: form.bytes)
     if quantizes == "none":
         return 2 * largest.bytes

@@ -26,8 +26,10 @@ from launch.spec import codes_of, device_named, dropping_windows, number_type
 from launch.splits import Split, best_splits
 from model.llama import LlamaConfig
 from model.native.layers import reason_against
+from model.native.structures import reason_against_numbers
+from model.weights.blocks import QUANTIZERS
 from model.weights.parts import check_model, plan_stages, read_sizes
-from model.weights.quant import BLOCKS, kind_on
+from model.weights.quant import BLOCKS, Recast, kind_on
 from model.weights.unfold import Unfolded
 
 TIMING_SECONDS = 1.0  # for the passes through a layer
@@ -68,11 +70,12 @@ class ModelShape(NamedTuple):
         like = torch.empty(0, dtype=number_type(config.dtype, device))
 
         # kinds of weights
-        names = [name for name in source.names() if ".layers." in name]
-        has_blocks = any(map(source.is_in_blocks, names))
-        keeps_blocks = has_blocks and config.quant == "auto" and config.kernel != "torch"
-        forms = {name: source.stored_form(name) if keeps_blocks else source.form(name) for name in names}
-        quant = BLOCKS if keeps_blocks else kind_on(device, "none" if config.quant == "auto" else config.quant)
+        names = {name: name for name in source.names() if ".layers." in name}
+        kind = kind_on(device, "none" if config.quant == "auto" else config.quant)
+        reads_blocks = config.kernel != "torch" and not reason_against_numbers(like.dtype, device, BLOCKS, sizes.hidden)
+        keeps_blocks = reads_blocks and (config.quant == "auto" or kind in QUANTIZERS)
+        forms = Recast(source, names, kind, keeps_blocks).forms
+        quant = BLOCKS if keeps_blocks and kind == "none" and any(map(source.is_in_blocks, names)) else kind
 
         # what they keep of texts
         is_native = config.kernel == "native" and not reason_against(sizes, like.dtype, device, quant)

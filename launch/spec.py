@@ -162,10 +162,9 @@ class RankSpec:
 
     @property
     def has_native_layers(self) -> bool:
-        """Whether native kernels compute its layers: whole, or the products of recurrent models."""
+        """Whether native kernels compute its layers: whole, or at least their products."""
         is_alone = len(self.part.shares) == 1
-        has_products = is_alone and bool(self.sizes.recurrent) and self.has_native_products(self._wanted_quant)
-        return has_products or not self.reason_for_torch
+        return is_alone and self.has_native_products(self._wanted_quant)
 
     @property
     def code_type(self) -> torch.dtype | None:

@@ -18,7 +18,7 @@ find_newest_python() {
             fail "PYTHON=$PYTHON is not Python 3.11 or newer: name another, or unset PYTHON."
         echo "$PYTHON" && return
     fi
-    for version in 3.13 3.12 3.11; do python_of $version && return; done
+    for version in 3.11 3.12 3.13; do python_of $version && return; done
     fail "no Python 3.11 or newer was found: install one (pyenv install 3.11), or name it as in PYTHON=FILE bash $0"
 }
 

@@ -73,6 +73,9 @@ class Theirs:
         import transformers
         from safetensors.torch import load_file
 
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+
         text_name = f"{class_name}TextConfig"
         config_class = getattr(transformers, text_name, None) or getattr(transformers, f"{class_name}Config")
         self.model_class = getattr(transformers, f"{class_name}ForCausalLM")

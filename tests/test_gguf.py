@@ -354,6 +354,7 @@ FAMILY = {  # llama.cpp's name: transformers' name, config, more facts, and whet
                {"attention.key_length": 32, "attention.sliding_window": 16, "rope.scaling.type": "linear",
                 "rope.scaling.factor": 8.0}, True),
     "olmo2": ("Olmo2", SIZES, {}, False),
+    "olmo2 with windows": ("Olmo3", {**SIZES, "sliding_window": 16}, {"attention.sliding_window": 16}, False),
     "granite": ("Granite", {**SIZES, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
                             "attention_multiplier": 0.25},
                 {"embedding_scale": 3.0, "logit_scale": 4.0, "residual_scale": 0.5, "attention.scale": 0.25}, False),
@@ -385,7 +386,7 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
     """A model's folder as a GGUF file, with tensors as llama.cpp's converter names and changes them."""
     source = Unfolded(base)
     sizes = LlamaConfig.read(source.config)
-    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture.split()[0]]
     names, tensors = gguf.get_tensor_name_map(number, sizes.layers), {}
     for name in source.names():
         weights = source.read(name).float()
@@ -419,9 +420,9 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def begun(path: Path, architecture: str, tokens: list[str]) -> gguf.GGUFWriter:
     """A file with these tokens, of which the first begins and ends a text, and without weights so far."""
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), architecture.split()[0])
     for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
-        add_key(writer, f"{architecture}.{key}", value)
+        add_key(writer, f"{writer.arch}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_token_list(tokens)
     writer.add_bos_token_id(0)

@@ -11,13 +11,16 @@ from launch import available, memory
 from launch.build import build_lm_head, build_stage
 from launch.drafts import build_draft
 from launch.memory import Need, check_memory, need, together
+from launch.share import ModelShape
 from launch.spec import RankSpec, local_ranks
 from model import slots as slot_memory
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
+from model.weights.quant import BLOCKS
 from pipeline.trace import OFF
-from tests.checkpoints import refused
+from tests.checkpoints import refused, split_quietly
 from tests.saved import here, models, ranks_of
+from tests.test_families import Saved
 from tests.tiny import admit_text
 
 CPU = torch.device("cpu")
@@ -65,6 +68,23 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
         cache = stage.cache(0)
         assert stated.cache == filled(cache).bytes
         assert stated.workspace > cache._mask.numel() * cache._mask.element_size()
+
+
+def test_weights_that_stay_in_blocks_or_as_stored_are_counted_so(tmp_path):
+    saved = Saved("gpt-oss", tmp_path)  # whose attention is torch's
+    saved.save_tensors({name: x.bfloat16() for name, x in saved.tensors.items()})
+    part = Part(split_quietly(saved.base, tmp_path / "narrow", "0+4")[1])
+    plain = RunConfig(dtype="float32", kernel="native", base_dir=str(saved.base), max_length=150)
+    quantized = replace(plain, quant="int4")
+
+    embedding = build_stage(RankSpec(plain, part), OFF).part.embed_tokens
+    by_torch, in_c = (need(RankSpec(replace(plain, kernel=kernel), part)) for kernel in ("torch", "native"))
+    assert by_torch.weights - in_c.weights == held(embedding) == 2 * embedding.weight.numel()
+
+    assert RankSpec(quantized, part).quant == BLOCKS
+    saved_bytes = in_c.weights - need(RankSpec(quantized, part)).weights
+    plain_shape, quantized_shape = map(ModelShape.of, (plain, quantized))
+    assert 4 * (plain_shape.layer_bytes - quantized_shape.layer_bytes) == saved_bytes > 0
 
 
 @pytest.mark.parametrize("folder", ["0+4", "0+2+2"])

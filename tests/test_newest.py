@@ -1,18 +1,27 @@
 """Families that the project's `transformers` does not have, or has otherwise: a newer one computed the references."""
 import re
+from itertools import cycle
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from config.failure import PeerLost
+from config.methods import METHODS
+from launch.pipeline import Pipeline
 from launch.split.gguf import GgufFile
 from model.weights.checkpoint import GGUF_LIST
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from tests.checkpoints import save_checkpoint
+from pipeline import decode as prefixes
+from tests.checkpoints import save_checkpoint, split_quietly
 from tests.json_files import load_json, save_json
 from tests.newest import DATA, MODELS, NUM_MODELS, TOLERANCE, TOLERANCES, tensors_of
+from tests.test_families import MODELS as FAMILY_MODELS
+from tests.test_families import PROMPT, random_model
+from tests.test_prunes import delaying
+from tests.test_recovery import losses_of, struck
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -53,6 +62,50 @@ def test_the_text_of_a_model_that_also_sees_is_as_probable(name, tmp_path):
         "ForCausalLM", "ForConditionalGeneration")], "vision_config": {}, "text_config": reference["config"]}
     folder = save_checkpoint(tmp_path / "seeing", config, tensors, "model.safetensors")
     assert_computes(stored, folder, TOLERANCES[name])
+
+
+# --- every method -----------------------------------------------------------------------------------------------------
+
+RECENT = ["olmo3", "seed-oss", "ernie 4.5", "granite 4", "minimax_m2", "lfm2_moe", "qwen3_5", "qwen3_5_moe"]
+GUESSING = [name for name, method in METHODS.items() if method.target == "ring" and method.draft != "none"]
+
+
+def save_recent(folder, name):
+    """A model's folder, of this transformers or with the weights of a newer one's reference."""
+    if name not in MODELS:
+        class_name, fields = FAMILY_MODELS[name]
+        random_model(class_name, {**fields, "hidden_size": 64}).save_pretrained(folder)
+        return folder
+    reference = load_json(DATA / f"{name}.json")
+    tensors = drawn_tensors(reference, reference["models"][0])
+    return save_checkpoint(folder, reference["config"], tensors, "model.safetensors")
+
+
+@pytest.mark.parametrize("name, method, quant, temperature", [*zip(
+    RECENT, GUESSING, cycle(["int8", "int4"]), cycle([0.0, 1.0, 0.7]))])
+def test_quantized_models_write_one_text_whatever_is_lost_late_or_reused(name, method, quant, temperature, tmp_path,
+                                                                         monkeypatch):
+    monkeypatch.setattr(prefixes, "MIN_SHARED_TOKENS", 1)
+    base = save_recent(tmp_path / "base", name)
+    split_quietly(base, tmp_path / "parts", "0+2+1+1")
+    words = {"model_dir": str(tmp_path / "parts"), "quant": quant, "temperature": temperature, "seed": 3,
+             "link": "threads", "threads_per_rank": 1, "max_length": 150, "ignore_eos": True, "max_new_tokens": 14,
+             "prompt_ids": "5"}
+    prompts = [PROMPT[:20], PROMPT[10:30], [*PROMPT[:17], 7], PROMPT[:26]]
+    with Pipeline.open(pipeline_type="ar", **words) as opened:
+        texts = [opened.generate(prompt).answer.token_ids for prompt in prompts]
+
+    with Pipeline.open(pipeline_type=method, draft="model", draft_dir=str(base), ablate="thrift", max_requests=4,
+                       reuse=True, **words) as opened:
+        delaying(6, seed=9)(opened.ring.link)
+        losses = losses_of(opened.ring)
+        answers = [opened.submit(prompt) for prompt in prompts]
+        next(answers[1])
+        losses.append(PeerLost("rank 2 was lost"))
+        assert list(map(struck, answers)) == texts
+        assert opened.ring.num_reconnections == 1
+        again = opened.generate([*prompts[3], *texts[3][:5], 9]).answer
+    assert again.reused_tokens > 20
 
 
 # --- files of llama.cpp -----------------------------------------------------------------------------------------------

@@ -134,6 +134,30 @@ def test_states_are_freed_with_what_no_longer_lives_and_inputs_are_dropped():
     assert cache.states[0].length == cache.settled == 101
 
 
+def test_the_state_that_was_used_least_recently_makes_room(monkeypatch):
+    monkeypatch.setattr(memory, "MAX_STATES", 3)
+    states = memory.States(memory.MemoryForm(1, (1,)), torch.empty(0))
+    for node in (1, 2):
+        states.keep(node, torch.full((1,), float(node)))
+    assert states.after(7) is None and states.after(1) == 1
+    states.keep(3, torch.zeros(1))
+    assert [states.after(node) is None for node in (1, 2, 3)] == [False, True, False]
+
+
+def test_a_cache_that_copies_a_beginning_forgets_its_own_state():
+    def read(cache, tokens, first=0):
+        nodes = range(first, first + len(tokens))
+        cache.admit(nodes, [max(0, node - 1) for node in nodes], len(tokens))
+        return RECURRENT.whole(torch.tensor(tokens), torch.tensor(nodes), cache)
+
+    cache, source = RECURRENT.new_cache(), RECURRENT.new_cache()
+    read(cache, [1, 2, 3, 4])
+    read(source, [9, 8, 7, 6, 5])
+    cache.copy(source, 3)
+    expected = read(RECURRENT.new_cache(), [9, 8, 7, 2])[-1:]
+    torch.testing.assert_close(read(cache, [2], 3), expected, atol=1e-9, rtol=1e-9)
+
+
 @pytest.mark.parametrize("strategy, stages, room, temperature", at_each_temperature(
     *zip(["autoregressive", *SPECULATIVE[::2]], cycle([3, 1, 2]), cycle([1, 16, 2, 3]))))
 def test_every_strategy_writes_the_reference_text(monkeypatch, strategy, stages, room, temperature):
@@ -269,7 +293,7 @@ def test_a_state_in_c_is_that_of_numpy_with_the_same_bits_row_by_row_and_on_ever
     assert torch.equal(single_state, whole_state)
 
 
-@pytest.mark.parametrize("saved", ["lfm2", "qwen3 next"], indirect=True)
+@pytest.mark.parametrize("saved", ["lfm2", "qwen3 next", "gpt-oss"], indirect=True)
 @pytest.mark.parametrize("quant", ["none", "int4"])
 def test_native_products_give_a_row_the_same_bits_in_a_tree_and_weights_stay_in_blocks(saved, tmp_path, quant):
     source, sizes = Unfolded(saved.base), replace(saved.sizes, context=150)

@@ -118,6 +118,7 @@ ARCHITECTURES = {
     "qwen35moe": Architecture("qwen3_5_moe_text", extra_keys=SPARSE_DELTA_KEYS, defaults={"tiled_value_heads": True}),
     "gpt-oss": Architecture("gpt_oss", extra_keys=LOCAL_EXPERT_KEYS),
 }
+WITH_WINDOWS = {"llama": "mistral", "olmo2": "olmo3"}  # families that other ones with windows are called
 MIXTRAL = Architecture("mixtral", is_interleaved=True, extra_keys={"num_local_experts": "expert_count"})
 DOWNLOAD_AGAIN = "download it again, or take the same model in safetensors"
 
@@ -258,8 +259,9 @@ class GgufFile:
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
         if config.get("sliding_window") == 0:  # as llama.cpp's converter writes that there are no windows
             config["sliding_window"] = None
-        if model_type == "llama" and config.get("sliding_window"):
-            config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
+        with_windows = WITH_WINDOWS.get(model_type)
+        if with_windows and config.get("sliding_window"):
+            config.update(model_type=with_windows, architectures=[FAMILIES[with_windows].architecture])
         heads_by_layer = config.get("num_key_value_heads")
         if isinstance(heads_by_layer, list) and "conv_L_cache" in config:  # 0 for a convolution
             config["num_key_value_heads"] = max(heads_by_layer)
@@ -268,8 +270,6 @@ class GgufFile:
             config["linear_value_head_dim"] = self._model_value("ssm.inner_size") // config["linear_num_value_heads"]
         check({**config, "rope_scaling": None}, CONFIG, "its metadata")
         self._leave_out_layers_ahead(config)
-        if model_type == "olmo2" and config.get("sliding_window"):
-            raise ValueError("it has sliding windows, as OLMo 3 has, which are not supported")
 
         # those that follow from them
         hidden_per_head = config["hidden_size"] // config["num_attention_heads"]
