@@ -71,11 +71,12 @@ class ModelShape(NamedTuple):
 
         # kinds of weights
         names = {name: name for name in source.names() if ".layers." in name}
-        kind = kind_on(device, "none" if config.quant == "auto" else config.quant)
+        weight_type = kind_on(device, "none" if config.quant == "auto" else config.quant)
         reads_blocks = config.kernel != "torch" and not reason_against_numbers(like.dtype, device, BLOCKS, sizes.hidden)
-        keeps_blocks = reads_blocks and (config.quant == "auto" or kind in QUANTIZERS)
-        forms = Recast(source, names, kind, keeps_blocks).forms
-        quant = BLOCKS if keeps_blocks and kind == "none" and any(map(source.is_in_blocks, names)) else kind
+        keeps_blocks = reads_blocks and (config.quant == "auto" or weight_type in QUANTIZERS)
+        forms = Recast(source, names, weight_type, keeps_blocks).forms
+        is_in_blocks = keeps_blocks and weight_type == "none" and any(map(source.is_in_blocks, names))
+        quant = BLOCKS if is_in_blocks else weight_type
 
         # what they keep of texts
         is_native = config.kernel == "native" and not reason_against(sizes, like.dtype, device, quant)

@@ -73,16 +73,16 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
 def test_weights_that_stay_in_blocks_or_as_stored_are_counted_so(tmp_path):
     saved = Saved("gpt-oss", tmp_path)  # whose attention is torch's
     saved.save_tensors({name: x.bfloat16() for name, x in saved.tensors.items()})
-    part = Part(split_quietly(saved.base, tmp_path / "narrow", "0+4")[1])
+    stage_1 = Part(split_quietly(saved.base, tmp_path / "narrow", "0+4")[1])
     plain = RunConfig(dtype="float32", kernel="native", base_dir=str(saved.base), max_length=150)
     quantized = replace(plain, quant="int4")
 
-    embedding = build_stage(RankSpec(plain, part), OFF).part.embed_tokens
-    by_torch, in_c = (need(RankSpec(replace(plain, kernel=kernel), part)) for kernel in ("torch", "native"))
+    embedding = build_stage(RankSpec(plain, stage_1), OFF).part.embed_tokens
+    by_torch, in_c = (need(RankSpec(replace(plain, kernel=kernel), stage_1)) for kernel in ("torch", "native"))
     assert by_torch.weights - in_c.weights == held(embedding) == 2 * embedding.weight.numel()
 
-    assert RankSpec(quantized, part).quant == BLOCKS
-    saved_bytes = in_c.weights - need(RankSpec(quantized, part)).weights
+    assert RankSpec(quantized, stage_1).quant == BLOCKS
+    saved_bytes = in_c.weights - need(RankSpec(quantized, stage_1)).weights
     plain_shape, quantized_shape = map(ModelShape.of, (plain, quantized))
     assert 4 * (plain_shape.layer_bytes - quantized_shape.layer_bytes) == saved_bytes > 0
 

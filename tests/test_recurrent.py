@@ -144,6 +144,12 @@ def test_the_state_that_was_used_least_recently_makes_room(monkeypatch):
     assert [states.after(node) is None for node in (1, 2, 3)] == [False, True, False]
 
 
+def test_rows_in_bfloat16_change_a_state_by_steps_in_float32():
+    delta_net = RECURRENT.whole.layers["0"].linear_attn
+    inputs = random_tensor(3, 5, delta_net.num_taps, delta_net.sizes.memory_form.input_width).bfloat16()
+    assert all(map(torch.equal, delta_net.steps(inputs), delta_net.steps(inputs.float())))
+
+
 def test_a_cache_that_copies_a_beginning_forgets_its_own_state():
     def read(cache, tokens, first=0):
         nodes = range(first, first + len(tokens))
