@@ -6,9 +6,11 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 show_help "$@"
+# Modules are compiled when they are first needed: else all of the packages would be compiled while they are installed,
+# and the project again in each of the many processes that tests start.
+export PYTHONDONTWRITEBYTECODE=
 make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
-export PYTHONDONTWRITEBYTECODE=  # else each of the many processes that tests start would compile the project again
 
 parallel=(-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder)
 core=(exact tree cache prunes target rules wire stage sample decode mixture golden)
