@@ -16,10 +16,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-SLOW = ("recovery", "hosts", "families", "exact", "grammar", "quant", "virtual", "replicas", "specinfer", "run",
-        "prunes", "penalties", "extending", "serve", "plan", "cache", "blocks", "body_steps", "installed", "recurrent",
-        "verified", "train_eagle", "text", "rules", "tp_run", "many", "bench", "requirements", "lean_torch", "mutants",
-        "policies", "threads", "failure", "claims", "serve_engine", "pipeline", "serve_hosts")  # the slowest first
+SLOW = ("recovery", "hosts", "conversation", "families", "native", "exact", "grammar", "quant", "virtual", "replicas",
+        "specinfer", "run", "prunes", "penalties", "extending", "serve", "plan", "cache", "blocks", "body_steps",
+        "installed", "recurrent", "verified", "train_eagle", "text", "rules", "tp_run", "many", "bench", "requirements",
+        "lean_torch", "mutants", "policies", "threads", "failure", "claims", "serve_engine", "pipeline", "serve_hosts",
+        "torch_wires", "thrift", "worker", "order", "load", "simulate", "laboratories", "points", "doctor", "processes",
+        "train_ssm")  # the slowest first
 
 os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launchers do; several ranks share these cores
