@@ -110,7 +110,7 @@ class Child:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            _be_program(words[3:], env)  # behind `python -c START`
+            be_program(words[3:], env)  # behind `python -c START`
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -130,7 +130,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Be `python3 -m WORDS`, as if it had just been started."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -158,7 +158,7 @@ def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Seque
     os.chdir(ROOT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     write_into(files)
-    _be_program(words, environment)
+    be_program(words, environment)
 
 
 class Forked:
@@ -200,7 +200,7 @@ def command(folder: Path, module: str, *words: str) -> ContextManager[ForkedComm
 def _be_board(words: Sequence[str], environment: dict[str, str], log: str) -> None:
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
-    _be_program(["scripts.generate", *words], {**environment, BOARD_VARIABLE: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    be_program(["scripts.generate", *words], {**environment, BOARD_VARIABLE: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
 
 
 def board(words: Sequence[str], **options: Any) -> Any:
@@ -220,7 +220,7 @@ def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequenc
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     module, _, *rest = words
     numbers = ",".join(str(pipe.fileno()) for pipe in pipes)
-    _be_program([module, numbers, *rest], {**environment, LAUNCHER_VARIABLE: str(os.getppid())})
+    be_program([module, numbers, *rest], {**environment, LAUNCHER_VARIABLE: str(os.getppid())})
 
 
 def _lent(file: int) -> Connection:
@@ -243,4 +243,4 @@ class ForkedEngine(Forked):
 
 
 def _be_engine(module: str, environment: dict[str, str], pipe: Connection) -> None:
-    _be_program([module, str(pipe.fileno())], environment)
+    be_program([module, str(pipe.fileno())], environment)

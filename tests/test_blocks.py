@@ -133,9 +133,8 @@ def test_a_split_in_blocks_loads_what_quantizing_at_loading_gives_in_the_memory_
 
 
 @needs_kernels
-@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize("kernel, words", [("native", ("temperature=1", "seed=3")), ("torch", ("temperature=0",))])
 @of_each_word
-@pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
 def test_all_methods_and_stages_write_one_text_with_quantized_weights(quant_word, kernel, words, tmp_path):
     save_model(tmp_path / "base")
 

@@ -6,19 +6,19 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
+from multiprocessing.connection import Connection
 
 import pytest
 
 from config.cli import parse
 from config.dialect import is_question
-from config.presets import ROOT
 from launch.conversation import Conversation, with_question
 from launch.pipeline import Pipeline
 from launch.screen import WordWrap
 from tests.checkpoints import refused
+from tests.forked import Forked, be_program
 from tests.saved import SLOW, here
 
 QUESTION = "What does a baker do?"
@@ -169,17 +169,25 @@ def test_a_question_that_is_too_long_with_the_earlier_ones_names_the_way_out(pip
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
+def be_on_terminal(words, environment, terminal):
+    """Be a command that a person has typed there."""
+    os.setsid()
+    for number in range(3):
+        os.dup2(terminal.fileno(), number)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    sys.stdin, sys.stdout = open(0), open(1, "w", buffering=1)
+    be_program(["scripts.generate", *words], environment)
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
     def __init__(self, *words, **environment):
         self.number, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "xterm", **environment})
-        os.close(theirs)
+        environment = {**os.environ, "TERM": "xterm", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment}
+        with Connection(theirs) as terminal:
+            self.process = Forked(be_on_terminal, words, environment, terminal)
         self.shown = ""
 
     def press(self, keys):

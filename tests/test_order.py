@@ -16,7 +16,7 @@ from tests.checkpoints import refused
 from tests.json_files import save_json_lines
 from tests.test_virtual import paths, segment
 
-ASKED = ["what is it?", "who are you? who are you?", "where is it? where is it?"]
+ASKED = ["what is it?", "where is it? where is it?"]
 OTHERS = ("tstamp", "launch", "requests")  # what is another at every start
 
 
@@ -31,7 +31,7 @@ def ask(saved, tmp_path, monkeypatch):
         save_json_lines(tmp_path / "asked.jsonl", numbered)
         words = (f"results={tmp_path / results}", f"methods={methods}", f"data={tmp_path}", "sets=asked",
                  f"model_dir={saved / '0+2+2'}", "time=virtual", "profile=wifi", "temperatures=0", "draft=eagle+suffix",
-                 "max_new_tokens=12", "template=none", "dtype=float64", "ignore_eos=true")
+                 "max_new_tokens=8", "template=none", "dtype=float64", "ignore_eos=true")
         assert evaluate("emulated", words) == 0
         found = (line for path in tmp_path.glob(f"{results}/answers/*/*.jsonl") for line in read_answers(path))
         return sorted(found, key=lambda line: line["tstamp"])
@@ -48,8 +48,8 @@ def figures(answers):
 
 def test_an_evaluation_that_is_resumed_after_any_answer_has_the_figures_of_one_that_was_not(ask, tmp_path):
     whole = ask("whole")
-    assert len(whole) == 6
-    for count in (1, 3, 5):  # in a method, between two and before the last
+    assert len(whole) == 4
+    for count in (1, 2, 3):  # in a method, between two and before the last
         folder = copytree(tmp_path / "whole", tmp_path / f"cut{count}")
         for path in folder.glob("answers/*/*.jsonl"):
             save_json_lines(path, (line for line in whole[:count] if line["method"] == path.parent.name))
@@ -59,7 +59,7 @@ def test_an_evaluation_that_is_resumed_after_any_answer_has_the_figures_of_one_t
 def test_the_order_of_questions_and_methods_changes_no_figure(ask):
     whole = figures(ask("whole"))
     assert figures(ask("back", "streaming,continuous", ASKED[::-1])) == whole
-    assert figures(ask("alone", "streaming", ASKED[2:])).items() <= whole.items()
+    assert figures(ask("alone", "streaming", ASKED[1:])).items() <= whole.items()
 
 
 def test_a_cluster_that_restarts_draws_the_same_jitter_and_has_forgotten_what_the_target_said():

@@ -9,14 +9,14 @@ from pipeline.strategies import STRATEGIES
 from tests.saved import run_program
 from tests.tiny import DEEP, TINY, holds_caches, pipeline
 
-NEW = 20
+NEW = 12
 PROMPTS = [[5, 17, 40, 3, 28, 11, 9], [8, 1, 33], [2, 31, 7, 7, 19, 44, 12, 30, 21, 6, 4, 4, 50]]
 SAMPLERS = [Sampler(), Sampler(1.0, seed=4), Sampler(0.7, top_k=20, seed=9)]
 
 
-def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS):
+def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS, new=NEW):
     """The texts of several requests that are under way at once; of each stream in turn one piece is read."""
-    begun = [decoder.submit(Request(prompt, sampler, NEW)) for prompt, sampler in zip(prompts, samplers)]
+    begun = [decoder.submit(Request(prompt, sampler, new)) for prompt, sampler in zip(prompts, samplers)]
     streams = [stream for _, stream in begun]
     while streams:
         streams = [stream for stream in streams if next(stream, None) is not None]

@@ -58,23 +58,16 @@ def resolve(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return run_program(sys.executable, "-m", "pip", "install", *QUIET, *words)
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An index that can be asked: one that has a package which runs everywhere."""
-    if resolve("--target", tmp_path_factory.mktemp("none"), "tqdm").returncode:
-        pytest.skip("no index of packages can be asked")
-
-
 @pytest.mark.parametrize("names, python, platforms", [
     *((PC, python, ()) for python in PROMISED),
     (BOARDS[:1], "3.8", JETPACK5), (BOARDS, "3.10", JETPACK6)])
-def test_the_index_has_a_wheel_of_every_line(index, names, python, platforms, tmp_path):
+def test_the_index_has_a_wheel_of_every_line(names, python, platforms, tmp_path):
     """Without check_setup.sh it is asked for releases alone that are not installed here: all of them take a minute."""
     asked = [str(line) for line in held(names, python) if EVERY or pythons_of(line) is None]
     if not asked:
         pytest.skip("every release is installed here; scripts/check_setup.sh asks for them all the same")
     other = [f"--platform={platform}" for platform in platforms]
     ran = resolve("--only-binary=:all:", f"--python-version={python}", *other, "--target", tmp_path, *asked)
-    if ran.returncode and "connection broken" in ran.stderr:
-        pytest.skip("the index does not answer any more")
+    if ran.returncode and resolve("--target", tmp_path, "tqdm").returncode:  # which runs everywhere
+        pytest.skip("no index of packages can be asked")
     assert ran.returncode == 0, ran.stderr

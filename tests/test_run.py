@@ -20,39 +20,36 @@ def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_pa
     assert answer_of(tmp_path, *words, *ASK, *FAST)["token_ids"] == reference(float(temperature))
 
 
-def typed(saved, folder, stages, method, temperature):
+def typed(saved, folder, stages):
     """The words of a command over these stages, which leaves an output and a trace in the folder."""
-    return [f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
-            f"output={folder / 'out.json'}", f"trace={folder / 'trace'}", "dtype=float64", "ablate=thrift", *ASK, *FAST]
+    return [f"model_dir={saved / stages}", "pipeline_type=continuous", "temperature=1", f"output={folder / 'out.json'}",
+            f"trace={folder / 'trace'}", "dtype=float64", "ablate=thrift", *ASK, *FAST]
 
 
 def test_the_processes_that_a_person_starts_write_what_threads_write(saved, tmp_path):
-    with command(tmp_path, "scripts.generate", *typed(saved, tmp_path, "0+2+2", "continuous", "1")) as run:
+    with command(tmp_path, "scripts.generate", *typed(saved, tmp_path, "0+2+2")) as run:
         assert run.end(120) == 0, run.stderr
-    is_whole(tmp_path, 3, "continuous", "1", run.stdout, run.stderr)
+    is_whole(tmp_path, 3, run.stdout, run.stderr)
 
 
-@pytest.mark.parametrize("method, temperature", [("ar", "0"), ("continuous", "1")])
-def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, method, temperature):
-    with ranks(tmp_path / "ranks", typed(saved, tmp_path, "0+1+1+1+1", method, temperature), 5) as run:
+def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path):
+    with ranks(tmp_path / "ranks", typed(saved, tmp_path, "0+1+1+1+1"), 5) as run:
         assert run.codes(120) == [0] * 5, run.text(0)
         assert [run.text(rank) for rank in range(1, 5)] == [""] * 4
-        is_whole(tmp_path, 5, method, temperature, run.text(0, 1), run.text(0))
+        is_whole(tmp_path, 5, run.text(0, 1), run.text(0))
 
 
-def is_whole(tmp_path, world, method, temperature, stdout, stderr):
+def is_whole(tmp_path, world, stdout, stderr):
     """Output, trace and what was printed are those of the reference text over so many processes."""
     got = load_json(tmp_path / "out.json")
-    assert got["token_ids"] == reference(float(temperature))
+    assert got["token_ids"] == reference(1.0)
     assert " ".join(map(str, got["token_ids"])) in stdout and "mean accepted length" in stdout
     assert stderr.startswith("trace: ") and len(stderr.splitlines()) == 1
     events = load_json(tmp_path / "trace" / "trace.json")["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}
     for rank in range(1, world):
-        assert (rank, "forward") in named
-        assert (rank, "prune") in named or method == "ar"  # whose one prune may come behind the Reset
-    assert {(0, "send"), (0, "recv"), (0, "wait")} <= named
-    assert ((0, "grow") in named) == (method != "ar")
+        assert {(rank, "forward"), (rank, "prune")} <= named
+    assert {(0, "send"), (0, "recv"), (0, "wait"), (0, "grow")} <= named
 
 
 def test_the_text_is_the_one_that_transformers_writes(saved):

@@ -25,7 +25,7 @@ from tests.test_report import csv_rows, put
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
-NEW = 24
+NEW = 12
 SAMPLER = Sampler(1.0, seed=4)
 WITHOUT_EXPAND = replace(TREE, expand=replace(TREE.init, nodes=0, depth=0))
 NO_IDLE_GROWTH = replace(TREE.idle, nodes=0, depth=0)

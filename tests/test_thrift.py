@@ -289,7 +289,7 @@ def speeds(site: Profile, right: float) -> list[float]:
 
 
 @pytest.mark.parametrize("site", [replace(SITE, level=75.0),
-                                  replace(SITE, model=40.0, row=25.0, free=0)],
+                                  replace(SITE, model=40.0, row=25.0, free=0, level=12.0)],
                          ids=["slow draft", "costly rows"])
 def test_where_guesses_are_wrong_and_dear_what_is_left_is_plain_decoding(site):
     plain, usual, thrifty = speeds(site, right=0.02)

@@ -34,6 +34,7 @@ VOCAB, NEW = 53, 12
 SIZES = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
          "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 PROMPTS = [f"{a} and {b}?" for a in "abcdefg" for b in "xyz"]
+of_one_family = pytest.mark.parametrize("pair", ["opt"], indirect=True)  # what is common to all
 
 
 def save_random(folder, family, seed, noise=0.0):
@@ -118,6 +119,7 @@ def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
     assert [text.ids for text in texts] == [answer(target, text.prompt, NEW, Sampler()) for text in texts]
 
 
+@of_one_family
 def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(pair, tmp_path):
     prompts = [[1, *range(5, 9 + i)] for i in range(5)]
 
@@ -196,6 +198,7 @@ def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, tra
         assert written(*more) == ar
 
 
+@of_one_family
 def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, trained):
     target, *drafters = map(open_float32, (pair[0], trained / "ssm1", trained / "ssm2"))
     tokens = passes = 0
@@ -212,6 +215,7 @@ def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_o
     assert figures["1,1,3,1,1,1,1,1"] == round(tokens / passes, 3)
 
 
+@of_one_family
 def test_an_interruption_changes_nothing(pair, questions, trained, tmp_path, monkeypatch, capsys):
     broken = tmp_path / "broken"
     advance, steps = Course.advance, []
@@ -244,6 +248,7 @@ def test_the_bundled_prompts_are_none_of_the_bundled_questions():
     assert prompts_of(None, 60, 1) != found
 
 
+@of_one_family
 def test_a_drafter_that_has_nothing_to_learn_ends_the_row(pair, questions, tmp_path, output_of):
     target = str(pair[0])
     asked = [target, target, target, *words(pair, questions, tmp_path / "out", "--rate", "0")[3:]]
@@ -262,6 +267,7 @@ def test_a_drafter_may_begin_as_the_target_with_some_of_its_layers(pair, questio
         torch.testing.assert_close(parameter, before, atol=1e-6, rtol=1e-6)
 
 
+@of_one_family
 def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, error_of):
     target, drafter, _ = map(str, pair)
     other = tmp_path / "other"
