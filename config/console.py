@@ -113,6 +113,11 @@ def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], 
     return EXIT_LOST if isinstance(error, PeerLost) else EXIT_WRONG
 
 
+def shell_code(return_code: int) -> int:
+    """Return the exit code, as a shell has it, of a process with this `returncode`, which is negative for a signal."""
+    return return_code if return_code >= 0 else EXIT_STOPPED - return_code
+
+
 def show(error: BaseException, debug: bool) -> None:
     """Print the traceback, unless the error is a foreseen one and `debug` is off."""
     if debug or not is_expected(error):

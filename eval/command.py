@@ -15,7 +15,7 @@ from typing import Sequence
 
 from cluster.board import BOARD_VARIABLE, COMMAND_VARIABLE, find_board
 from config.cli import parts
-from config.console import EXIT_STOPPED, ended_by, say
+from config.console import ended_by, say, shell_code
 from config.files import check_folder
 from config.keys import HELP_WORDS
 from eval.evaluation import Evaluation, all_questions
@@ -183,7 +183,7 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGINT, former_handler)
 
-    return exit_code if exit_code >= 0 else EXIT_STOPPED - exit_code
+    return shell_code(exit_code)
 
 
 def main(argv: list[str]) -> int:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import date
 from typing import Mapping, NamedTuple, Sequence
 
-from config.console import EXIT_STOPPED, command, say
+from config.console import command, say, shell_code
 from config.files import SPACE_REMEDY, replace, write
 from config.keys import HELP_WORDS, check_name
 from config.presets import ROOT
@@ -136,7 +136,7 @@ def _make_files(run: RecordedRun, commit: str) -> int:
         exit_code = subprocess.run(words, cwd=ROOT, stdout=printed_file).returncode
     if exit_code:
         say(f"{run.command} has failed")
-        return exit_code if exit_code > 0 else EXIT_STOPPED - exit_code
+        return shell_code(exit_code)
 
     for file_name, source in run.source_by_file.items():
         replace(ROOT / file_name, (folder / source).read_bytes())

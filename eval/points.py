@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Iterator, Mapping, Sequence
 
-from config.console import EXIT_STOPPED, say
+from config.console import EXIT_STOPPED, say, shell_code
 from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
 from config.values import Range
@@ -24,6 +24,8 @@ from eval.command import START, SWEEP_POINT
 NUM_WORKERS = Range(1, 256)
 MAX_TRIES = 3  # evaluations of a point whose worker is killed
 LOG_NAME = "evaluation.log"
+under_way: set[subprocess.Popen[bytes]] = set()  # evaluations of this process
+is_stopping = Event()  # set by SIGTERM
 
 
 def point_dir(folder: Path, point: str) -> Path:
@@ -53,7 +55,9 @@ def workers_of(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 def evaluate_points(title: str, points: Mapping[str, Sequence[str]], num_workers: int = 1) -> int:
     """Evaluate every point, and print which; return 0, or the exit code of the first that fails."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluations, as their exit codes show
+    # the evaluations end, as their exit codes show: by Ctrl-C, which they get as well, or by SIGTERM, which they do not
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, end_evaluations)
     if num_workers == 1:
         for turn, (point, words) in enumerate(points.items(), 1):
             print(f"\n{title}: point {turn} of {len(points)}, {point}", flush=True)
@@ -70,13 +74,26 @@ def evaluate_points(title: str, points: Mapping[str, Sequence[str]], num_workers
     return 0
 
 
+def end_evaluations(*_: object) -> None:
+    """Handle SIGTERM: end the evaluations that are under way, and each later one at once."""
+    is_stopping.set()
+    for process in list(under_way):
+        process.terminate()
+
+
 def evaluate_point(words: Sequence[str], log_file: Any = None) -> int:
     """Evaluate one point in a process of its own; return its exit code. Its output goes to the `log_file`, if any."""
     module, _ = START.module.split()
     environment = {**os.environ, SWEEP_POINT: "true"}
     streams = {"stdout": log_file, "stderr": subprocess.STDOUT} if log_file else {}
-    process = subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment, **streams)
-    return process.returncode if process.returncode >= 0 else EXIT_STOPPED - process.returncode
+    command = [sys.executable, "-m", module, "emulated", *words]
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        under_way.add(process)
+        if is_stopping.is_set():
+            process.terminate()
+
+    under_way.remove(process)
+    return shell_code(process.returncode)
 
 
 def _with_log(words: Sequence[str]) -> int:

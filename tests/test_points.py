@@ -5,7 +5,7 @@ import re
 import signal
 from contextlib import suppress
 from functools import partial
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -14,17 +14,19 @@ from eval import points, sweep
 from eval.command import evaluate
 from eval.points import LOG_NAME, evaluate_points, workers_of
 from tests.checkpoints import refused
+from tests.test_push import save_program
 
 KEYS = ["toy", "profile=jetson-7b", "time=virtual", "methods=ar,serial", "draft=eagle", "baseline_draft=", "sets=qa",
         "temperatures=0", "questions=1", "max_new_tokens=8"]
 
 
 @pytest.fixture(autouse=True)
-def handler():
-    """Hands the handler of Ctrl-C back to pytest."""
-    before = signal.getsignal(signal.SIGINT)
+def handlers():
+    """Hands the handlers of Ctrl-C and SIGTERM back to pytest."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def points_in(folder):
@@ -74,6 +76,20 @@ def test_no_point_begins_after_a_failure(tmp_path, monkeypatch, failure):
     with suppress(OSError):
         assert evaluate_points("here", words, 2) == failure
     assert sorted(begun) == ["0", "1"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_sigterm_ends_the_evaluations_and_so_the_sweep(tmp_path, monkeypatch, num_workers):
+    """An evaluation of this test sends it to the sweep, and then waits."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    monkeypatch.setattr(points, "is_stopping", Event())
+    save_program(tmp_path / "python", "#!/bin/sh\nkill -TERM $PPID\nexec sleep 60\n")
+    monkeypatch.setattr(points.sys, "executable", str(tmp_path / "python"))
+    assert evaluate_points("here", points_in(tmp_path), num_workers) == 128 + signal.SIGTERM
+
+    save_program(tmp_path / "python", "#!/bin/sh\nexec sleep 60\n")
+    assert evaluate_points("here", points_in(tmp_path), num_workers) == 128 + signal.SIGTERM, "it came between points"
+    assert not points.under_way
 
 
 def test_both_forms_of_a_key_are_understood(monkeypatch, tmp_path):
