@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union, overload
+from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union
 
 from config.cli import shown_path
 from config.console import say
@@ -33,7 +33,6 @@ from launch.probe import (
     segment_seconds,
     sized,
 )
-from launch.progress import ProgressBar
 from launch.ranks import rank_0
 from launch.spec import RankSpec
 from launch.wiring import Rank
@@ -52,7 +51,6 @@ KEYS_BY_NAME = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 # A question; a conversation, as alternate texts of user and assistant or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
-SinglePrompt = Union[str, Sequence[int]]
 
 
 class Generation:
@@ -109,11 +107,6 @@ class Generation:
         """The text so far; empty without a tokenizer."""
         return self.reader.text if self.reader else ""
 
-    def __repr__(self) -> str:
-        shown_content = f"text={self.text!r}" if self.reader else f"token_ids={self.answer.token_ids}"
-        finish_reason = self.answer.finish_reason or "in progress"
-        return f"Generation({shown_content}, new_tokens={self.answer.new_tokens}, finish_reason={finish_reason!r})"
-
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
@@ -134,22 +127,6 @@ def pieces(answer: Answer, token_stream: Iterator[list[int]], reader: AnswerRead
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
-
-
-def is_list_of_prompts(prompts: Any) -> bool:
-    """Whether these are several prompts instead of one; raises ValueError for a conversation."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        return False
-    if any(isinstance(prompt, Mapping) for prompt in prompts):
-        raise ValueError("generate takes a prompt or a list of prompts: give messages to chat")
-    return not any(isinstance(prompt, int) for prompt in prompts)
-
-
-def _completed(generation: Generation) -> Generation:
-    """Return an answer after its end."""
-    for _ in generation:
-        pass
-    return generation
 
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,30 +230,17 @@ class Pipeline:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    @overload
-    def generate(self, prompts: SinglePrompt, **options: Any) -> Generation: ...
-
-    @overload
-    def generate(self, prompts: list[str] | list[list[int]], **options: Any) -> list[Generation]: ...
-
-    def generate(self, prompts: Any, progress: bool = True, **options: Any) -> Any:
-        """Return the complete answer to a text or to token ids, or the answers to a list of these, in its order.
-
-        Up to `max_requests` answers of a list are generated at once, and a bar shows its progress. Options are the keys
-        of sampling and of an answer's end, and `template`. A conversation is for `chat`.
-        """
-        if not is_list_of_prompts(prompts):
-            return _completed(self.stream(prompts, **options))
-
-        with ExitStack() as generations:
-            submitted = [generations.enter_context(closing(self.submit(prompt, **options))) for prompt in prompts]
-            progress_bar = ProgressBar(submitted, unit="answer", disable=not progress)
-            return [_completed(generation) for generation in progress_bar]
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return the complete answer; options are the keys of sampling and of an answer's end, and `template`."""
+        generation = self.stream(prompt, **options)
+        for _ in generation:
+            pass
+        return generation
 
     def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """Return the assistant's answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
-        return _completed(self.stream(messages, **options))
+        return self.generate(messages, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """Return an answer that is generated while its pieces are read; options as for `generate`.

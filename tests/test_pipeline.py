@@ -64,33 +64,7 @@ def test_each_request_has_its_own_options(pipeline):
     assert next(pieces) + "".join(pieces) == pieces.text
 
 
-def test_a_list_of_prompts_has_the_answers_of_each_alone_in_its_order(options, capsys):
-    prompts = ["the first question", "another", "tell"]
-    with Pipeline.open(**options, link="threads", max_requests=2) as pipeline:
-        alone = [pipeline.generate(prompt, temperature=1.0).text for prompt in prompts]
-        capsys.readouterr()
-        assert [answer.text for answer in pipeline.generate(prompts, temperature=1.0)] == alone
-        assert "100 % after" in capsys.readouterr().err
-
-        by_ids = pipeline.generate([PROMPT, PROMPT[:3]], progress=False)
-        assert [answer.answer.prompt_tokens for answer in by_ids] == [len(PROMPT), 3]
-        assert pipeline.generate([], progress=False) == []
-        assert "%" not in capsys.readouterr().err, "no bar was wanted"  # the pipeline may say something else meanwhile
-
-        with refused("give messages to chat"):
-            pipeline.generate([{"role": "user", "content": "tell"}])
-        with refused("the prompt has 1000000"):
-            pipeline.generate([PROMPT, [10**6]])
-        assert pipeline.generate("tell", temperature=1.0).text == alone[2], "the first of the list was cancelled"
-
-
-def test_a_pipeline_and_its_answers_show_what_they_are(pipeline, options):
-    whole = pipeline.generate("tell", max_new_tokens=3)
-    assert repr(whole) == f"Generation(text={whole.text!r}, new_tokens=3, finish_reason='length')"
-    stream = pipeline.stream("tell")
-    assert repr(stream) == "Generation(text='', new_tokens=0, finish_reason='in progress')"
-    stream.close()
-
+def test_a_pipeline_shows_what_it_is(pipeline, options):
     facts = f"model={options['model_dir']!r}, split='0+2+2', pipeline_type='continuous', draft='eagle'"
     assert repr(pipeline) == f"Pipeline({facts})"
     pipeline.close()
