@@ -18,23 +18,11 @@ SILENT_SECONDS = 60.0  # without a line after which a board counts as lost
 POLL_SECONDS = 0.1
 
 
-class Guest:
-    """A board with keys that has come: it answers lines with lines."""
+class LinePeer:
+    """The program at the other end of a socket, which answers each line with a line."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Read its greeting; raises Junk for anything else, and OSError without a key of this cluster."""
         self._connection, self._lines = connection, connection.makefile("rb")
-        self.address = str(connection.getpeername()[0])
-
-        connection.settimeout(BRIEF_TIMEOUT)
-        if rank_of_greeting(self._lines.readline(GREETING_BYTES)):
-            raise Junk("it has a rank already")
-        connection.settimeout(SILENT_SECONDS)
-        self.name = plain_name(name_of(connection))
-
-    def with_layers(self, num_layers: int) -> Line:
-        """Return it as a line of a hosts file, with the layers that it holds."""
-        return Line(self.address, name=self.name, layers=str(num_layers))
 
     def ask(self, text: str) -> bytes:
         """Send a line and return the answer's line."""
@@ -47,6 +35,25 @@ class Guest:
         if not line:
             raise ValueError("it has gone")
         return line.strip()
+
+
+class Guest(LinePeer):
+    """A board with keys that has come."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Read its greeting; raises Junk for anything else, and OSError without a key of this cluster."""
+        super().__init__(connection)
+        self.address = str(connection.getpeername()[0])
+
+        connection.settimeout(BRIEF_TIMEOUT)
+        if rank_of_greeting(self._lines.readline(GREETING_BYTES)):
+            raise Junk("it has a rank already")
+        connection.settimeout(SILENT_SECONDS)
+        self.name = plain_name(name_of(connection))
+
+    def with_layers(self, num_layers: int) -> Line:
+        """Return it as a line of a hosts file, with the layers that it holds."""
+        return Line(self.address, name=self.name, layers=str(num_layers))
 
     def close(self) -> None:
         """Let it go; it comes again for the run."""

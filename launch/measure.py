@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,12 +16,13 @@ from contextlib import closing, suppress
 from itertools import combinations
 from operator import itemgetter
 from statistics import median
-from typing import IO, Any, Iterable, NamedTuple, Sequence, Tuple, Union
+from typing import IO, Any, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from cluster.board import Line, read_hosts
-from cluster.lobby import Guest
+from cluster.lobby import LinePeer
+from cluster.sockets import shut_down
 from config.files import fits
 from config.profiles import Profile, touched
 from config.schema.untrusted import one_line, parse_json
@@ -157,7 +158,7 @@ def measured_board(line: Line, path: str, timing_request: dict[str, Any]) -> Boa
         try:
             with closing(_Board([*ssh, "--", login, command], errors)) as board:
                 return BoardTimes(layer_times(board, timing_request).passes, *wire_times(board))
-        except TimeoutError:
+        except socket.timeout:
             reason = f"it sent nothing for {MAX_SILENCE:g} s"
         except (OSError, ValueError):
             errors.seek(0)
@@ -168,57 +169,27 @@ def measured_board(line: Line, path: str, timing_request: dict[str, Any]) -> Boa
                      "program there with bash scripts/push.sh code=true")
 
 
-class _Board:
-    """The program of a board, which answers each line with a line. Raises TimeoutError if none comes in time."""
+class _Board(LinePeer):
+    """The program of a board, over ssh. Raises socket.timeout if it does not answer in time."""
 
     def __init__(self, command: Sequence[str], errors: IO[str]) -> None:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
-        assert process.stdin is not None and process.stdout is not None
-        self._process, self._input, self._output = process, process.stdin, process.stdout
-        os.set_blocking(self._input.fileno(), False)
-        self._received_bytes = b""
+        own_end, program_end = socket.socketpair()
+        super().__init__(own_end)
+        own_end.settimeout(MAX_SILENCE)
+        with program_end:
+            program_file = program_end.fileno()
+            self._process = subprocess.Popen(command, stdin=program_file, stdout=program_file, stderr=errors)
 
     def close(self) -> None:
         """Close the program's input, so that it ends by itself, and kill it if it does not."""
-        with self._process as process:
-            self._input.close()
+        with self._connection, self._process as process:
+            shut_down(self._connection)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_SECONDS)
             process.kill()
 
-    def ask(self, text: str) -> bytes:
-        """Send a line and return the answer's line."""
-        unsent_bytes = f"{text}\n".encode()
-        while unsent_bytes:
-            _raise_if_silent(select.select([], [self._input], [], MAX_SILENCE))
-            num_written = os.write(self._input.fileno(), unsent_bytes)
-            unsent_bytes = unsent_bytes[num_written:]
 
-        return self.line()
-
-    def line(self) -> bytes:
-        """Return the next line. Raise ValueError at the end of the output."""
-        while b"\n" not in self._received_bytes:
-            _raise_if_silent(select.select([self._output], [], [], MAX_SILENCE))
-            chunk = os.read(self._output.fileno(), LONG_LINE_BYTES)
-            if not chunk:
-                raise ValueError("the board's program has ended")
-            self._received_bytes += chunk
-
-        line, _, self._received_bytes = self._received_bytes.partition(b"\n")
-        return line
-
-
-def _raise_if_silent(ready_files: Iterable[Any]) -> None:
-    """Raise TimeoutError if `select` has returned no files that are ready."""
-    if not any(ready_files):
-        raise TimeoutError
-
-
-Answering = Union[_Board, Guest]  # both answer each line with a line, and send empty ones while they are at work
-
-
-def layer_times(board: Answering, timing_request: dict[str, Any]) -> LayerTimes:
+def layer_times(board: LinePeer, timing_request: dict[str, Any]) -> LayerTimes:
     """Return the times of layers on a board. Raise ValueError or OSError if it sends none."""
     line = board.ask(json.dumps(timing_request))
     while not line:  # an empty line: still at work
@@ -231,7 +202,7 @@ def layer_times(board: Answering, timing_request: dict[str, Any]) -> LayerTimes:
     return LayerTimes(passes, answer["free"], one_line(answer["code"]))
 
 
-def wire_times(board: Answering) -> tuple[float, float]:
+def wire_times(board: LinePeer) -> tuple[float, float]:
     """Return the milliseconds of a message to a board, and the Mbit/s of the wire."""
     short_seconds = _round_trip(board, "")
     long_seconds = _round_trip(board, "x" * LONG_LINE_BYTES)
@@ -239,7 +210,7 @@ def wire_times(board: Answering) -> tuple[float, float]:
     return 1e3 * short_seconds / 2, min(max(rate, MIN_RATE), MAX_RATE)
 
 
-def _round_trip(board: Answering, text: str) -> float:
+def _round_trip(board: LinePeer, text: str) -> float:
     """Return the seconds until a line is answered, the least of some tries."""
     seconds_of_tries = []
     for _ in range(NUM_TRIES):
