@@ -4,6 +4,8 @@ The times and the acceptance rate of a row are measured; its costs per token are
 """
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from itertools import chain, groupby, product
@@ -13,6 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from config.files import read_json_file, write_json
 from config.keys import key
 from config.values import COUNT, Range, TextForm, listed
 from eval.dsi.acceptance import measured_records, rate
@@ -21,7 +24,6 @@ from eval.dsi.keys import COMMAND
 from eval.dsi.latency import Timed, paces
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import check_sets, open_model, prompts_of
-from eval.recorded import load, save
 from eval.tables import in_columns, number
 from launch.progress import ProgressBar
 
@@ -30,6 +32,7 @@ COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "pla
 Row = Dict[str, Any]  # the measurements of a pair
 Pair = Tuple[str, str, str]  # the folders of a target and of its drafter, and the data set for the measurement
 pair_of = itemgetter("target", "draft", "set")  # from a row to its pair
+OTHER_OUTPUT = "name another output="
 MAX_LOOKAHEAD = 200  # of SI, as in the paper: the best is chosen from those up to it
 
 
@@ -105,8 +108,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
 
 
 def main(config: TableConfig) -> int:
-    recorded = load(config.output, config.settings, "is not a file of rows", "name another output=")
-    row_by_pair = {pair_of(row): row for row in recorded["rows"]} if recorded else {}
+    row_by_pair = {pair_of(row): row for row in recorded_rows(config)}
     pairs = list(product([config.target], listed(config.drafts), config.chosen_sets))
     missing_pairs = [pair for pair in pairs if pair not in row_by_pair]
     check_sets({set_name for _, _, set_name in missing_pairs}, config)
@@ -115,10 +117,39 @@ def main(config: TableConfig) -> int:
     for row in ProgressBar(new_rows, desc="pairs", unit="pair", total=len(missing_pairs)):
         row_by_pair[pair_of(row)] = row
         if config.output:
-            save(config.output, config.settings, {"rows": [*row_by_pair.values()]})
+            record = {"keys": config.settings, "rows": [*row_by_pair.values()]}
+            write_json(config.output, {**record, "sha256": _digest(record)}, indent=None)
 
     print(table([row_by_pair[pair] for pair in pairs], config.num_target_servers))
     return 0
+
+
+def recorded_rows(config: TableConfig) -> list[Row]:
+    """Return the rows in the file of `output`; none if it does not exist.
+
+    Raises ValueError for a file that this command did not write, or wrote with other keys.
+    """
+    path = config.output
+    if not path or not Path(path).is_file():
+        return []
+
+    record = read_json_file(path, OTHER_OUTPUT)
+    written_digest = record.pop("sha256", "") if isinstance(record, dict) else ""
+    if written_digest != _digest(record):
+        raise ValueError(f"{path} is not a file of rows: {OTHER_OUTPUT}")
+
+    for name, value in config.settings.items():
+        recorded_value = record["keys"].get(name)
+        if recorded_value != value:
+            raise ValueError(f"{path} was recorded with {name}={recorded_value}, and {name}={value} is requested: "
+                             f"{OTHER_OUTPUT}")
+    rows: list[Row] = record["rows"]
+    return rows
+
+
+def _digest(record: Any) -> str:
+    """Return a checksum, which shows that a file is read as it was written."""
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
