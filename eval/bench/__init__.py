@@ -8,7 +8,10 @@ import argparse
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
+
+import torch
 
 from launch.pipeline import Pipeline
 from pipeline.answers import Answer, Request
@@ -34,6 +37,13 @@ def speed(answers: Sequence[Answer]) -> float:
     """Return the tokens per second of these answers, including the prefill."""
     total_seconds = sum(answer.seconds for answer in answers)
     return sum(answer.new_tokens for answer in answers) / total_seconds
+
+
+def transformers_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the model of transformers with the weights of a GGUF file."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
 
 
 class Cost(NamedTuple):

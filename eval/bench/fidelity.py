@@ -9,14 +9,13 @@ from __future__ import annotations
 import tempfile
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from config.dialect import OptionParser
 from config.questions import BUNDLED_FOLDER, load
-from eval.bench import whole_number
+from eval.bench import transformers_model, whole_number
 from launch.progress import ProgressBar
 from launch.split.gguf import unpack
 from model.weights.unfold import Unfolded
@@ -37,7 +36,7 @@ def fidelity(argv: list[str]) -> int:
         model_dir = unpack(args.file, Path(folder) / "model")
         own_model = open_whole(Unfolded(model_dir), torch.float32, torch.device("cpu"))
         token_ids = bundled_text(model_dir, args.positions)
-        judge = of_transformers(args.file)
+        judge = transformers_model(args.file)
 
         comparisons = []
         size = min(PIECE_TOKENS, own_model.config.context)
@@ -61,13 +60,6 @@ def bundled_text(model_dir: Path, num_tokens: int) -> list[int]:
     if num_tokens > len(token_ids):
         raise ValueError(f"the bundled questions have {len(token_ids)} tokens: give --positions at most that")
     return token_ids[:num_tokens]
-
-
-def of_transformers(path: Path) -> Any:
-    """Return the model of transformers with the weights of a GGUF file in float32."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
 
 
 @torch.no_grad()

@@ -18,11 +18,10 @@ import torch
 
 from config.console import say
 from config.dialect import OptionParser
-from eval.bench import Cost, cost, whole_number
+from eval.bench import Cost, cost, transformers_model, whole_number
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
-from launch.split.gguf import unpack
 from launch.split.write import split
 
 LLAMA_CPP = "llama.cpp"
@@ -62,7 +61,6 @@ def peers(argv: list[str]) -> int:
             gguf_path = model_dir / "random.gguf"
             write_random(args.file, gguf_path, NUM_LAYERS)
         split(gguf_path, model_dir / "split", "1")
-        unpack(gguf_path, model_dir / "whole", plain=True)
         for num_threads in args.threads:
             costs = measured(gguf_path, model_dir, num_threads, args.repeats)
             print(f"{args.file.name}, {args.shapes} shapes, {num_threads} thread(s), one process, minimum of "
@@ -86,7 +84,7 @@ def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
     torch.set_num_threads(num_threads)
     for dtype, quant, quant_head in FORMS:
         if quant == "none":
-            yield f"transformers, {dtype}", of_transformers(model_dir / "whole", dtype)
+            yield f"transformers, {dtype}", of_transformers(gguf_path, dtype)
 
         pipeline = open_pipelines.enter_context(Pipeline.open(
             model_dir=str(model_dir / "split"), stages="1", link="threads", pipeline_type="ar", dtype=dtype,
@@ -113,11 +111,9 @@ def llama_cpp(gguf_path: Path, num_threads: int) -> WriteAnswer:
     return ask
 
 
-def of_transformers(folder: Path, dtype: str) -> WriteAnswer:
+def of_transformers(gguf_path: Path, dtype: str) -> WriteAnswer:
     """Return the `generate` of transformers."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = transformers_model(gguf_path, getattr(torch, dtype))
 
     def ask(prompt: list[int], num_tokens: int) -> None:
         ids = torch.tensor([prompt])

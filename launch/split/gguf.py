@@ -130,18 +130,18 @@ def is_gguf(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".gguf"
 
 
-def unpack(path: Path, folder: Path, progress: bool = True, plain: bool = False) -> Path:
+def unpack(path: Path, folder: Path, progress: bool = True) -> Path:
     """Describe a GGUF file, or all parts of one, by a model folder; a finished folder is kept. The file must stay.
 
-    With `plain`, all weights are written in float32, for other programs. Peak memory is about the largest tensor.
-    Raises ValueError for a damaged file, an unsupported model, or a folder that holds another model.
+    Peak memory is about the largest tensor. Raises ValueError for a damaged file, an unsupported model, or a folder
+    that holds another model.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
 
     list_path = folder / GGUF_LIST
     samples = {str(part.absolute()): sample(part) for part in parts_of(path)}  # a cache's link has the name
-    source = {"form": FOLDER_FORM, "plain": plain, "files": samples}
+    source = {"form": FOLDER_FORM, "files": samples}
     if (folder / "config.json").is_file() and not list_path.is_file():
         raise ValueError(f"{folder} holds another model: give an empty or new folder")
     if _is_complete(list_path, source):  # before the lock, so that users who may only read the folder can use it
@@ -152,7 +152,7 @@ def unpack(path: Path, folder: Path, progress: bool = True, plain: bool = False)
             return folder
         file = GgufFile(path)
         list_path.unlink(missing_ok=True)
-        left_in_file = file.write_weights(folder / "model.safetensors", progress, plain)
+        left_in_file = file.write_weights(folder / "model.safetensors", progress)
         file.write_text(folder)
         replace(list_path, json.dumps({**source, "tensors": left_in_file}).encode())
     return folder
@@ -365,7 +365,7 @@ class GgufFile:
             raise ValueError("its rotary positions are scaled in a way that is not supported")
         return llama3_scaling
 
-    def write_weights(self, path: Path, progress: bool, plain: bool) -> dict[str, Any]:
+    def write_weights(self, path: Path, progress: bool) -> dict[str, Any]:
         """Write the tensors that do not stay in the file to a safetensors file; return entries of the others."""
         forms = self._decoder_forms()
         tensor_names = {name: self._tensor_name(name) for name in forms}
@@ -376,14 +376,11 @@ class GgufFile:
         if unused_names:
             raise ValueError(f"it holds {min(unused_names)}, which no {self._architecture_name} model has")
 
-        if plain and "tiled_value_heads" in self.config:
-            raise ValueError("its delta nets have llama.cpp's order of heads, which no other program reads")
-
         # the tensors that stay in the file, and those that are converted
         family = self._sizes.family
         entries = {}
         for name, form in forms.items():
-            if not plain and (entry := self._entry(name, tensor_names[name], form)):
+            if entry := self._entry(name, tensor_names[name], form):
                 entries[published(name, family)] = entry
         converted_forms = {name: form for name, form in forms.items() if published(name, family) not in entries}
 
