@@ -68,11 +68,16 @@ def say(sentence: str, before: str = "") -> None:
         print(f"{before}flowspec: {sentence}", file=sys.stderr)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a line for each row, with its cells in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+def aligned(rows: Sequence[Sequence[str]], num_left: int | None = None) -> Iterator[str]:
+    """Yield a line for each row, with its cells in columns; those after the first `num_left` are right-aligned."""
+    columns = []
+    for column_index, cells in enumerate(zip(*rows)):
+        is_left = num_left is None or column_index < num_left
+        align_cell, width = str.ljust if is_left else str.rjust, max(map(len, cells))
+        columns.append([align_cell(cell, width) for cell in cells])
+
+    for row in zip(*columns):
+        yield "  ".join(row).rstrip()
 
 
 def run(main: Callable[[Words], int], argv: Words) -> int:

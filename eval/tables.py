@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
+from config.console import aligned
 from config.files import SPACE_REMEDY, write
 
 NAME_WIDTH = 20  # characters of a name in a terminal: its last ones, which say most
 LABEL_WIDTH = 50  # of a method with its draft
-APART = "  "
 NOT_MEASURED = "–"  # the cell of a figure that was not measured
 
 
@@ -27,13 +27,8 @@ def short(name: str, name_width: int = NAME_WIDTH) -> str:
 def in_columns(heading: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1,
                name_width: int = NAME_WIDTH) -> str:
     """Return a line for the heading and for each row; a row is this many `names`, then right-aligned figures."""
-    aligned_columns = []
-    for column_index, column_cells in enumerate(zip(heading, *rows)):
-        cells = [short(cell, name_width) for cell in column_cells] if column_index < names else list(column_cells)
-        column_width = max(map(len, cells))
-        align_cell = str.ljust if column_index < names else str.rjust
-        aligned_columns.append([align_cell(cell, column_width) for cell in cells])
-    return "\n".join(APART.join(row).rstrip() for row in zip(*aligned_columns))
+    shown_rows = [[*(short(cell, name_width) for cell in row[:names]), *row[names:]] for row in (heading, *rows)]
+    return "\n".join(aligned(shown_rows, names))
 
 
 def markdown(heading: Sequence[str],
@@ -47,12 +42,12 @@ def markdown(heading: Sequence[str],
 def save(path: Path, columns: Sequence[str],
          rows: Iterable[Mapping[str, Any]]) -> None:
     """Write these columns into a CSV file; figures that were not measured are empty cells."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
+    csv_text = io.StringIO()
+    csv_writer = csv.writer(csv_text, lineterminator="\n")
+    csv_writer.writerow(columns)
     for row in rows:
-        writer.writerow([_cell(row[column]) for column in columns])
-    write(path, table.getvalue(), SPACE_REMEDY)
+        csv_writer.writerow([_cell(row[column]) for column in columns])
+    write(path, csv_text.getvalue(), SPACE_REMEDY)
 
 
 def _cell(value: Any) -> str:
