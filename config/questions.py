@@ -124,7 +124,7 @@ def _questions(path: Path, name: str) -> Iterator[tuple[str, Question]]:
 def _dialogues(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     """Yield the questions of a file in MT-bench's format: one JSON object per line."""
     for line_number, entry in lines(path, LINE_REMEDY):
-        if not fits(entry, {"turns": [_is_text]}) or not entry["turns"]:
+        if not fits(entry, {"turns": [is_text]}) or not entry["turns"]:
             raise ValueError(f"line {line_number} of {path} is not a question: {LINE_REMEDY}")
 
         question_id, category = entry.get("question_id"), entry.get("category", name)
@@ -145,10 +145,11 @@ def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     if not isinstance(entries, list):
         raise ValueError(f"{path} is not a list: {LIST_REMEDY}, or one JSON object per line into a file .jsonl")
     for index, entry in enumerate(entries):
-        if not _is_text(entry):
+        if not is_text(entry):
             raise ValueError(f"entry {index + 1} of the list in {path} is not a text: write one, or leave it out")
         yield f"entry {index + 1}", Question(index, name, (entry,))
 
 
-def _is_text(turn: Any) -> bool:
+def is_text(turn: Any) -> bool:
+    """Whether a value is a text that is not empty."""
     return isinstance(turn, str) and bool(turn.strip())

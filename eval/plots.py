@@ -89,12 +89,10 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
 
 
 @contextmanager
-def new_figure(path: str | Path,
-               size: tuple[float, float],
-               places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
-    """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file."""
+def new_figure(path: str | Path, size: tuple[float, float], **options: Any) -> Iterator[Any]:
+    """Yield the axes of a figure; then write the figure to a file."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(*places, figsize=size, **options)
+        figure, axes = plt.subplots(figsize=size, **options)
         yield axes
         picture = io.BytesIO()
         figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")

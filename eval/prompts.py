@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import questions
 from config.files import fits, lines, read_json_file
+from config.questions import is_text
 
 Entry = Mapping[str, Any]
 INSTRUCTED = "Below is an instruction that describes a task"
@@ -60,22 +61,18 @@ def _task(entry: Entry) -> dict[str, str]:
 
 
 def _is_task(entry: Any) -> bool:
-    has_text = any(fits(entry, {name: _is_text}) for name in ("text", "prompt"))
+    has_text = any(fits(entry, {name: is_text}) for name in ("text", "prompt"))
     return has_text and fits(entry, {"test_list": [str]}) and bool(entry["test_list"])
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 NEEDS_OF_TASK = 'a "text" or a "prompt", and a "test_list"'
 FORMATS = {
     "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
-                            {"article": _is_text}, 'an "article"'),
-    "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
+                            {"article": is_text}, 'an "article"'),
+    "alpaca": Format(_alpaca, {"instruction": is_text}, 'an "instruction", and perhaps an "input"'),
     "mbpp": Format(lambda entry: SHOT + TASK.format(**_task(entry)), _is_task, NEEDS_OF_TASK),
     "mbpp_docstring": Format(lambda entry: DOCSTRING.format(**_task(entry)), _is_task, NEEDS_OF_TASK),
-    "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
+    "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": is_text}, 'a "prompt"'),
 }
 
 

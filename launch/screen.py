@@ -10,12 +10,11 @@ import sys
 import time
 from importlib.util import find_spec
 from typing import Any, Callable, Iterator
-from unicodedata import combining, east_asian_width
 
 from config.cli import shown_path
 from config.run_config import RunConfig
 from config.schema.untrusted import escaped
-from launch.drawing import MARKS, GuessView, Scene, StyledLine, picture
+from launch.drawing import MARKS, GuessView, Scene, StyledLine, num_cells, picture
 from launch.pipeline import Generation, Pipeline
 from model.text import TokenTexts
 from pipeline.decode import Decoder
@@ -57,7 +56,7 @@ class WordWrap:
 
     def _placed(self, spaced_word: str) -> str:
         word = spaced_word.rstrip(" ")
-        num_used = self._num_used + _columns(word)
+        num_used = self._num_used + num_cells(word)
         if num_used > self._num_columns and self._num_used:
             self._num_used = 0
             return "\n" + self._placed(spaced_word)
@@ -68,11 +67,6 @@ class WordWrap:
         shown_word = spaced_word if num_used < self._num_columns else word  # a space would begin the next line
         self._num_used = num_used + len(shown_word) - len(word)
         return shown_word
-
-
-def _columns(text: str) -> int:
-    """Return the columns of a text on a terminal: East Asian characters take two, accents none."""
-    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
 
 
 class TextScreen:

@@ -55,16 +55,9 @@ class Passed(NamedTuple):
     took: float
 
 
-def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
-    """Return rows for a stage, `[T, D]`, or tokens `[T]` if it embeds.
-
-    All rows differ, as equal ones would all go through the same experts.
-    """
-    num_rows = max(*ROWS, *CONTEXTS)
-    if embeds:
-        return torch.arange(num_rows) % sizes.vocab
-
-    return random_tensor(np.random.default_rng(0), num_rows, sizes.hidden).to(like)
+def inputs(sizes: LlamaConfig, like: Tensor) -> Tensor:
+    """Return rows for a stage, `[T, D]`. All differ, as equal ones would all go through the same experts."""
+    return random_tensor(np.random.default_rng(0), max(*ROWS, *CONTEXTS), sizes.hidden).to(like)
 
 
 def random_tensor(numbers: np.random.Generator, *shape: int) -> Tensor:
@@ -162,7 +155,7 @@ def measure(request: Any) -> dict[str, Any]:
     sizes = LlamaConfig.read(request["config"])
     num_layers, context = request["layers"], request["context"]
     stage = random_stage(sizes, num_layers, like, request["quant"], context, request["kernel"])
-    hidden_rows = inputs(sizes, like, embeds=False)
+    hidden_rows = inputs(sizes, like)
     all_passes = passes(stage, hidden_rows, sizes.layers / num_layers, context)
     deadline = time.monotonic() + request["seconds"]
     timed_passes = [next(all_passes), *takewhile(lambda _: time.monotonic() < deadline, all_passes)]

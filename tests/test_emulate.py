@@ -72,7 +72,7 @@ def test_a_stage_is_timed_with_rows_that_choose_experts_of_their_own(monkeypatch
         return weights, chosen
 
     monkeypatch.setattr(Experts, "route", watched)
-    assert [*passes(stage, inputs(sizes, like, embeds=False), 1.0, 256)]
+    assert [*passes(stage, inputs(sizes, like), 1.0, 256)]
     most = dict(touches)
     assert most[1] == 2 and most[16] > 8 and most[128] == 16
 

@@ -24,6 +24,7 @@ from config.dialect import OptionParser
 from config.files import SPACE_REMEDY, write
 from config.methods import METHODS
 from eval.bench import QUESTIONS, cost, decoders_of, request_for, whole_number
+from eval.metrics import divergence
 from eval.results import current_commit
 from eval.tables import markdown
 from launch.pipeline import Pipeline
@@ -128,14 +129,8 @@ def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tok
 
 def compared(texts: dict[str, list[int]], expected: list[int]) -> tuple[str, str]:
     """Return how many texts are as expected, and the others with the token from which on they differ."""
-    others = [f"{method} {first_difference(text, expected)}" for method, text in texts.items() if text != expected]
+    others = [f"{method} {divergence(text, expected)}" for method, text in texts.items() if text != expected]
     return f"{len(texts) - len(others)} of {len(texts)}", ", ".join(others)
-
-
-def first_difference(text: Sequence[Any], expected: Sequence[Any]) -> int:
-    """Return the first index at which two sequences differ."""
-    differing = (at for at, (token, other) in enumerate(zip(text, expected)) if token != other)
-    return next(differing, min(len(text), len(expected)))
 
 
 def row_bits(options: GpuOptions) -> CheckLines:
@@ -176,8 +171,8 @@ def overtaking_prunes(options: GpuOptions) -> CheckLines:
     for profile in ("none", SLOW_WIRES):
         with Pipeline.open("toy", **keys, profile=profile, pipeline_type="continuous") as pipeline:
             answer = pipeline.generate(QUESTION).answer
-        difference = first_difference(answer.token_ids, expected)
-        verdict = "the text of `ar`" if answer.token_ids == expected else f"**another text from token {difference} on**"
+        difference = divergence(answer.token_ids, expected)
+        verdict = "the text of `ar`" if difference is None else f"**another text from token {difference} on**"
         yield f"- `continuous` in 4 processes, profile={profile}: {verdict}, {answer.tokens_per_second:.1f} tokens/s"
 
 
@@ -209,7 +204,7 @@ def timed_layer(options: GpuOptions, number_type: str, quant: str = "none") -> T
     like = torch.empty(0, dtype=getattr(torch, number_type), device=options.device)
 
     stage = random_stage(sizes, 1, like, quant, max_context)
-    rows_TD = inputs(sizes, like, embeds=False)
+    rows_TD = inputs(sizes, like)
     text = list(range(CONTEXT))
     stage.apply(Segment(0, text, [0, *text[:-1]], text, len(text), rows_TD[:CONTEXT]))
     return TimedLayer(stage, rows_TD)
