@@ -125,17 +125,16 @@ def _small_models(spec: RankSpec, lm_head: LMHead) -> list[ModelDraft]:
 def _single_model(spec: RankSpec, lm_head: LMHead) -> list[Network]:
     """Load the small model of the key `draft_dir`. If its tokenizer differs, its guesses are retokenized."""
     folder, target_folder = spec.draft_folder, spec.part.folder
-    if not (folder.is_dir() and _vocabulary_file(folder) and _vocabulary_file(target_folder)):
-        return [_small_model(spec, folder, "draft_dir")]
+    if folder.is_dir() and _vocabulary_file(folder) and _vocabulary_file(target_folder):
+        source = Unfolded(folder)
+        try:
+            _check_tokens(source, spec)
+        except ValueError as error:
+            difference = str(error).rpartition(": ")[0]
+            say(f"{difference}: that model's guesses are decoded, and encoded again in the tokens of the target")
+            context = _context(source, spec)
+            return [Retokenized(_model_draft(source, spec, context), Text(folder), Text(target_folder), context)]
 
-    source = Unfolded(folder)
-    try:
-        _check_tokens(source, spec)
-    except ValueError as error:
-        difference = str(error).rpartition(": ")[0]
-        say(f"{difference}: that model's guesses are decoded, and encoded again in the tokens of the target")
-        context = _context(source, spec)
-        return [Retokenized(_model_draft(source, spec, context), Text(folder), Text(target_folder), context)]
     return [_small_model(spec, folder, "draft_dir")]
 
 

@@ -15,7 +15,7 @@ from typing import Iterable, Mapping
 
 from config.console import say
 from config.files import NoSpace, check_space, one_at_a_time
-from config.presets import MODELS_FOLDER, PRESETS
+from config.presets import MODELS_FOLDER, PRESETS, under
 from config.run_config import RunConfig
 from config.schema.untrusted import reason, short_repr
 from launch.split.gguf import is_gguf
@@ -38,7 +38,7 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     Raises ValueError, with the fix, for a model that is missing and cannot be fetched.
     """
     typed_model = raw["model"]
-    root = Path(raw.get("models") or MODELS_FOLDER).expanduser()
+    root = models_folder(raw)
     local_path = Path(typed_model).expanduser()
     if local_path.exists():
         return [f"base_dir={local_path}"]
@@ -56,11 +56,18 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     return words
 
 
-def words_of_preset(preset: RunConfig, root: Path, raw: Mapping[str, str]) -> list[str]:
-    """Return words with the folders of a preset's model and draft head, which are fetched below `root` if missing.
+def models_folder(raw: Mapping[str, str]) -> Path:
+    """Return the root of the presets' models, and of those that are fetched by name."""
+    return Path(raw.get("models") or MODELS_FOLDER).expanduser()
+
+
+def words_of_preset(preset: RunConfig, raw: Mapping[str, str]) -> list[str]:
+    """Return words with the folders of a preset's model and draft head, which are fetched if they are missing.
 
     A head is left out if the words `raw` name another one, or guesses without one.
     """
+    root = models_folder(raw)
+    preset = under(preset, str(root))
     base_name, head_name = (_name_of(folder, root) for folder in (preset.base_dir, preset.eagle_dir))
     words = [f"base_dir={fetch(base_name, root)}"] if base_name else []
     if not head_name or "eagle_dir" in raw:

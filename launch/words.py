@@ -26,13 +26,13 @@ from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, facts_by_name, in_full, keys_with, preset_of, raw_values
 from config.methods import BEST_METHOD, METHODS
-from config.presets import CONVERSATION, HOME, MODELS_FOLDER, PRESETS, SMOLLM2, TOY_PRESET, under
+from config.presets import CONVERSATION, HOME, PRESETS, SMOLLM2, TOY_PRESET, under
 from config.run_config import AUTO_HOSTS, MODEL_FOLDERS, RunConfig
 from config.schema.fields import SAMPLING_FIELDS, check
 from config.schema.untrusted import one_line, read_json
 from config.serve_config import ServeConfig
 from launch.gather import gathered
-from launch.hub import head_here, words_of, words_of_preset
+from launch.hub import head_here, models_folder, words_of, words_of_preset
 from launch.join import joined
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, reason_against_library
@@ -267,8 +267,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     if preset == SMOLLM2 and not has_folder:
         fetch(_smollm2_folder(raw))
     elif preset in PRESETS and not has_folder:
-        models_folder = Path(raw.get("models") or MODELS_FOLDER).expanduser()
-        return [*words, *words_of_preset(under(PRESETS[preset], str(models_folder)), models_folder, raw)]
+        return [*words, *words_of_preset(PRESETS[preset], raw)]
     return words if preset or has_folder else [_default(raw), *words]
 
 
@@ -286,8 +285,7 @@ def _default(raw: Mapping[str, str]) -> str:
 
 def _smollm2_folder(raw: Mapping[str, str]) -> Path:
     """Return the folder of SmolLM2, below the root of the presets' models."""
-    models_folder = Path(raw.get("models") or MODELS_FOLDER).expanduser()
-    return Path(under(PRESETS[SMOLLM2], str(models_folder)).base_dir)
+    return Path(under(PRESETS[SMOLLM2], str(models_folder(raw))).base_dir)
 
 
 def fetch(folder: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Sequence
 
-from config import console
+from config.console import command, die
 from config.keys import raw_values
 from launch.run import TOKENIZERS_ONLY
 from serve import running
@@ -29,19 +29,15 @@ def build(argv: Sequence[str]) -> tuple[Engine, running.Listener]:
     return running.build(keyed(argv))
 
 
-def serve(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Serve until the end; return the exit code."""
     engine, listener = build(argv)
     gc.freeze()  # full collections free the memory of answers; without imported objects they come more often
     return running.run(engine, listener)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; return its exit code."""
-    return console.run(serve, argv)
-
-
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
     if exit_code := main(sys.argv[1:]):
-        console.die(exit_code)  # a stage's thread may still load
+        die(exit_code)  # a stage's thread may still load

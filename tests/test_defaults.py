@@ -118,7 +118,7 @@ def no_network(monkeypatch):
     (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
 def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(
         words, chosen_keys, monkeypatch, no_network):
-    monkeypatch.setattr("launch.words.words_of_preset", lambda preset, root, raw: [])
+    monkeypatch.setattr("launch.words.words_of_preset", lambda preset, raw: [])
     run = parse(settled(words))
     assert (run.pipeline_type, run.draft) == chosen_keys
     if "hosts=x" not in words:

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from config.presets import PRESETS, TOY, under
+from config.presets import PRESETS, TOY
 from launch import hub
 from launch.hub import HALF, fetch, words_of_preset
 from tests.checkpoints import refused
@@ -151,10 +151,10 @@ def test_a_folder_with_half_a_download_is_not_whole(half, described, tmp_path):
 ], ids=str)
 def test_a_preset_downloads_the_head_that_it_needs(raw, names, others, monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "fetch", lambda name, root, is_head=False: root / name)
-    words = words_of_preset(under(PRESETS["qwen3-4b"], str(tmp_path)), tmp_path, raw)
+    words = words_of_preset(PRESETS["qwen3-4b"], {"models": str(tmp_path), **raw})
     keys = ("base_dir", "eagle_dir")
     assert words == [*(f"{key}={tmp_path / name}" for key, name in zip(keys, names)), *others]
-    assert words_of_preset(PRESETS["toy"], tmp_path, raw) == []
+    assert words_of_preset(PRESETS["toy"], {"models": str(tmp_path), **raw}) == []
 
 
 def test_without_its_head_a_preset_guesses_by_the_suffix(monkeypatch, tmp_path, capsys):
@@ -164,6 +164,6 @@ def test_without_its_head_a_preset_guesses_by_the_suffix(monkeypatch, tmp_path, 
         return root / name
 
     monkeypatch.setattr(hub, "fetch", fetched)
-    words = words_of_preset(under(PRESETS["qwen3-4b"], str(tmp_path)), tmp_path, {})
+    words = words_of_preset(PRESETS["qwen3-4b"], {"models": str(tmp_path)})
     assert words == [f"base_dir={tmp_path / MODEL}", "eagle_dir=", "draft=suffix"]
     assert "no network; without it, draft=suffix" in capsys.readouterr().err
