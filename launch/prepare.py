@@ -213,9 +213,9 @@ def part_number(rank: int, split_world: int) -> int:
 def open_part(folder: Path, rank: int) -> Part:
     """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's."""
     number = rank
-    any_part = min(folder.glob("stage_*"), default=None)
-    if any_part is not None:
-        number = part_number(rank, Part(any_part).world)
+    other_part = min(folder.glob("stage_*"), default=None)
+    if other_part is not None and not (folder / f"stage_{rank}").is_dir():
+        number = part_number(rank, Part(other_part).world)
 
     part = Part(folder / f"stage_{number}")
     if part.rank != number:

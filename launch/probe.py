@@ -41,9 +41,9 @@ def sized(config: RunConfig, measure_costs: Callable[[], RoundCosts],
     return tree
 
 
-def segment_seconds(ring: Ring, context: int) -> dict[int, float]:
-    """Return the seconds of segments by their rows, the numbers of `SIZES` that fit into a context."""
-    row_counts = [num_rows for num_rows in SIZES if num_rows <= context] or [context]
+def segment_seconds(ring: Ring, max_rows: int) -> dict[int, float]:
+    """Return the seconds of segments by their rows, the numbers of `SIZES` up to `max_rows`."""
+    row_counts = [num_rows for num_rows in SIZES if num_rows <= max_rows] or [max_rows]
     _pass_seconds(ring, row_counts[0])  # warms up
     return {num_rows: _pass_seconds(ring, num_rows) for num_rows in row_counts}
 

@@ -54,6 +54,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
     """Run a command from start to end and return its exit code; errors are printed on stderr."""
     try:
         exit_code = _run(command, argv)
+        sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if not is_expected(error):
             raise

@@ -15,7 +15,7 @@ from typing import Any
 
 from config.console import FREE_COMMANDS, NEEDED_PACKAGES, enter, interrupt, missing_package, process_words
 from config.failure import SPACE, limit_remedy, shortage
-from config.lean_torch import omit_shape_rules
+from config.lean_torch import make_lean
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
 LEAN_COMMANDS = {b"scripts.generate", b"scripts.serve"}  # commands that only compute layers, and compile nothing
@@ -54,7 +54,7 @@ if sys.argv[:1] in (["-m"], ["-c"]):  # a command, also of flowspec/programs.py,
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
     if not LEAN_COMMANDS.isdisjoint(process_words()):
-        omit_shape_rules()
+        make_lean()
     needs_packages = FREE_COMMANDS.isdisjoint(process_words())
     enter(*(NEEDED_PACKAGES if needs_packages else ()))
 if isinstance(sys.stdout, io.TextIOWrapper):

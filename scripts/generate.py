@@ -26,5 +26,4 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     os.environ.update(TOKENIZERS_ONLY)
-    if exit_code := run(GENERATE, sys.argv[1:]):
-        die(exit_code)  # a stage's thread may still load
+    die(run(GENERATE, sys.argv[1:]))  # a stage's thread may still load, and Python takes long to release torch

@@ -1,15 +1,18 @@
 """What a start imports, and that what it leaves out comes where it is needed."""
+import re
+import subprocess
 import sys
 
 import pytest
 
-from tests.saved import run_program
+from config import lean_torch
+from tests.saved import ROOT, run_program
 
 QUANTIZED = """
-from config.lean_torch import import_shape_rules, omit_shape_rules
-omit_shape_rules()
+from config.lean_torch import import_left_out, make_lean
+make_lean()
 import sys, torch
-print("torch._decomp" in sys.modules)
+print([name for name in ("torch._decomp", "torch.export._trace", "torch.nn.qat.modules") if name in sys.modules])
 from model.weights.quant import library
 from model.weights.quant_layers import probe
 compilers = torch.compile, torch._disable_dynamo
@@ -18,6 +21,7 @@ quantized, state = library().quantize_4bit(torch.arange(64.0), quant_type="nf4")
 print(quantized.shape, float(library().dequantize_4bit(quantized, state).max()), "torch._decomp" in sys.modules)
 print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor."))])
 print(compilers == (torch.compile, torch._disable_dynamo))
+print(torch.cond is torch._higher_order_ops.cond, torch.vmap(torch.sum)(torch.ones(2, 3)).tolist(), torch.masked.sum(torch.ones(2)).item())
 """
 
 
@@ -27,18 +31,20 @@ def test_a_run_imports_neither_transformers_nor_rules_for_shapes():
     assert done.returncode == 0, done.stderr
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "tokenizers", "model.tokenizer"} <= names
-    assert not {"transformers", "huggingface_hub", "torch._decomp"} & names
+    left_out = {"torch._decomp", "torch.export", "torch.nn.qat", "torch.masked"}
+    assert not left_out.union(("transformers", "huggingface_hub")) & names
 
 
 def test_rules_for_shapes_come_with_the_library_that_needs_them_and_the_compiler_of_torch_does_not():
     pytest.importorskip("bitsandbytes")
     done = run_program(sys.executable, "-c", QUANTIZED)
-    assert done.stdout == "False\ntorch.Size([32, 1]) 63.0 True\n[]\nTrue\n", done.stderr
+    assert done.stdout.splitlines() == [
+        "[]", "torch.Size([32, 1]) 63.0 True", "[]", "True", "True [3.0, 3.0] 2.0"], done.stderr
 
 
 LEAN = """
-from config.lean_torch import omit_shape_rules
-omit_shape_rules()
+from config.lean_torch import make_lean
+make_lean()
 import sys, torch
 from launch.timing import measure
 from model.weights.onednn import _tested_unit
@@ -56,3 +62,18 @@ print(len(measure(request)["passes"]) > 0)
 def test_without_them_a_board_is_timed_and_packed_products_are_tried():
     done = run_program(sys.executable, "-c", LEAN)
     assert done.stdout == "True False\nTrue\n", done.stderr
+
+
+def test_torch_is_known_as_required_and_of_another_version_only_rules_for_shapes_are_left_out():
+    known, = re.findall(r"^torch==(.*)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    names, cpu_names = lean_torch.left_out_modules(known), lean_torch.left_out_modules(f"{known}+cpu")
+    assert names == (*lean_torch.LEFT_OUT, lean_torch.SHAPE_RULES) and cpu_names == (*names, lean_torch.GPU_KERNELS)
+    assert lean_torch.left_out_modules("2.3.1+cpu") == (lean_torch.SHAPE_RULES,)
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure():
+    words = "toy prompt=Hi max_new_tokens=1 link=threads".split()
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = run_program(sys.executable, "-m", "scripts.generate", *words, capture_output=False, stdout=full,
+                           stderr=subprocess.PIPE)
+    assert done.returncode == 2 and "No space left on device" in done.stderr

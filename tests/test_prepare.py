@@ -44,6 +44,13 @@ def test_a_split_that_broke_off_is_made_whole(board, broken):
     assert split() == folder and Part(folder / "stage_1").rank == 1
 
 
+def test_a_board_reads_its_own_part_alone(board):
+    split, folder = board
+    split()
+    (folder / "stage_0" / MANIFEST).write_text("{")
+    assert prepare.open_part(folder, 1).rank == 1
+
+
 def test_what_is_whole_is_left_alone(board):
     split, folder = board
     split()

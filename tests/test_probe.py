@@ -31,3 +31,4 @@ def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
 def test_a_context_that_is_shorter_than_a_segment_bounds_it():
     with pipeline(TINY, 1, "continuous") as decoder:
         assert segment_rows(segment_seconds(decoder.ring, SIZES[0] - 3)) == SIZES[0] - 3
+        assert [*segment_seconds(decoder.ring, SIZES[1] + 2)] == [*SIZES[:2]]

@@ -148,13 +148,15 @@ def _gguf_locations(list_path: Path) -> dict[str, Location]:
     if not fits(entries, dict) or not fits([*entries.values()], [GGUF_ENTRY]):
         raise ValueError(f"{list_path} is damaged; delete its folder, and name the GGUF file again")
 
+    paths = {file_name: Path(file_name) for file_name in {entry["file"] for entry in entries.values()}}
+    file_sizes = {path: path.stat().st_size for path in paths.values()
+                  if path.is_file() and path.suffix.lower() == ".gguf"}
+
     locations = {}
     for name, entry in entries.items():
-        path, first_byte = Path(entry["file"]), entry["start"]
+        path, first_byte = paths[entry["file"]], entry["start"]
         form = TensorForm(DTYPES_BY_CODE[entry["dtype"]], tuple(entry["shape"]))
-        is_gguf = path.is_file() and path.suffix.lower() == ".gguf"
-        file_size = path.stat().st_size if is_gguf else 0
-        if file_size < first_byte + form.bytes:
+        if file_sizes.get(path, 0) < first_byte + form.bytes:
             raise ValueError(f"{list_path.parent} needs {path}, which is missing or cut off; copy it there again")
         locations[name] = Location(form, path, first_byte, entry["turned"])
     return locations

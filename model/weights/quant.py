@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from config.lean_torch import import_shape_rules
+from config.lean_torch import import_left_out
 from model.weights import blocks
 from model.weights.checkpoint import Checkpoint, TensorForm
 
@@ -57,7 +57,7 @@ def library() -> Any:
     for functions that ask for it, and for kernels that it must not see.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import_shape_rules()
+    import_left_out()
     with patch.multiple(torch, create=True, compile=_as_it_is, _disable_dynamo=_as_it_is):
         import bitsandbytes.functional
 
