@@ -43,7 +43,6 @@ from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, as_
 from model.tree import TokenTree
 from pipeline.answers import Answer, Request
 from pipeline.decode import Decoder, TokenStream
-from pipeline.gates import MAX_RUN
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
@@ -431,8 +430,7 @@ class Pipeline:
         if not is_one_machine or self.spec.context < TIMED_CONTEXT:
             return RoundCosts(tuple(sorted(seconds_by_rows.items())))
 
-        most_rows = min(self.spec.context, config.max_requests * (MAX_RUN + 1))  # that a decision to guess considers
-        seconds_by_rows = {**segment_seconds(self.ring, most_rows), **seconds_by_rows}
+        seconds_by_rows = {**self.segment_seconds, **seconds_by_rows}
         seconds = level_seconds(self.ring, draft.networks, self.passes, config.tree.stream)
         return RoundCosts(tuple(sorted(seconds_by_rows.items())), seconds)
 

@@ -41,11 +41,20 @@ def sized(config: RunConfig, measure_costs: Callable[[], RoundCosts],
     return tree
 
 
-def segment_seconds(ring: Ring, max_rows: int) -> dict[int, float]:
-    """Return the seconds of segments by their rows, the numbers of `SIZES` up to `max_rows`."""
-    row_counts = [num_rows for num_rows in SIZES if num_rows <= max_rows] or [max_rows]
+def segment_seconds(ring: Ring, context: int) -> dict[int, float]:
+    """Return the seconds of segments by their rows, numbers of `SIZES` that fit into a context.
+
+    The first that takes longer than the fewest is the last, since more rows take no less.
+    """
+    row_counts = [num_rows for num_rows in SIZES if num_rows <= context] or [context]
     _pass_seconds(ring, row_counts[0])  # warms up
-    return {num_rows: _pass_seconds(ring, num_rows) for num_rows in row_counts}
+
+    seconds_by_rows: dict[int, float] = {}
+    for num_rows in row_counts:
+        seconds_by_rows[num_rows] = _pass_seconds(ring, num_rows)
+        if seconds_by_rows[num_rows] > FLAT_RATIO * seconds_by_rows[row_counts[0]]:
+            break
+    return seconds_by_rows
 
 
 def segment_rows(seconds: Mapping[int, float]) -> int:

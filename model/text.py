@@ -227,8 +227,6 @@ class Text:
         if isinstance(self.tokenizer.chat_template, str):
             self.tokenizer.chat_template = self.tokenizer.chat_template.lstrip(BYTE_ORDER_MARK)
         self._sandbox = Sandbox(partial(_in_own_template, self.tokenizer))
-        if self.tokenizer.chat_template:
-            import_module("jinja2.sandbox")  # once, instead of in each process of the sandbox
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
 
         config_names = ("generation_config.json", "config.json")

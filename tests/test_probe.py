@@ -24,11 +24,11 @@ def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
             assert isinstance(stage, Stage)
             stage.part = SlowSlice(stage.part, pace, 0.5)
         decoder.ring.clock = clock
-        assert segment_rows(segment_seconds(decoder.ring, 200)) == rows
+        seconds_by_rows = segment_seconds(decoder.ring, 200)
+        assert segment_rows(seconds_by_rows) == rows and [*seconds_by_rows] == [*SIZES[:SIZES.index(rows) + 2]]
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 
 
 def test_a_context_that_is_shorter_than_a_segment_bounds_it():
     with pipeline(TINY, 1, "continuous") as decoder:
         assert segment_rows(segment_seconds(decoder.ring, SIZES[0] - 3)) == SIZES[0] - 3
-        assert [*segment_seconds(decoder.ring, SIZES[1] + 2)] == [*SIZES[:2]]
