@@ -1,4 +1,5 @@
 """What a start imports, and that what it leaves out comes where it is needed."""
+import os
 import re
 import subprocess
 import sys
@@ -72,9 +73,10 @@ def test_torch_is_known_as_required_and_of_another_version_only_rules_for_shapes
     assert lean_torch.left_out_modules("2.3.1+cpu") == (lean_torch.SHAPE_RULES,)
 
 
-def test_an_answer_that_cannot_be_written_is_a_failure():
-    words = "toy prompt=Hi max_new_tokens=1 link=threads".split()
+def test_a_table_that_cannot_be_written_is_a_failure(tmp_path):
+    (tmp_path / "questions.jsonl").write_text('{"question_id": 1, "turns": ["Hi"]}\n')
+    words = f"toy question_file={tmp_path / 'questions.jsonl'} max_new_tokens=1 link=threads".split()
     with open("/dev/full", "w", encoding="ascii") as full:
         done = run_program(sys.executable, "-m", "scripts.generate", *words, capture_output=False, stdout=full,
-                           stderr=subprocess.PIPE)
+                           stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""})
     assert done.returncode == 2 and "No space left on device" in done.stderr
