@@ -18,7 +18,8 @@ from weakref import finalize
 
 EXTRA_BYTES = 1 << 30  # that it may allocate in addition to this process's memory
 MAX_OUTPUT = 1 << 20  # characters of its output, unless its user allows another number
-START_SECONDS = 60.0  # to fork a large process on a busy machine
+START_SECONDS = 5.0  # to fork a large process
+BUSY_FACTOR = 12.0  # elapsed over processor time, at most, on a busy machine
 SUCCESS, FAILURE = b"+", b"-"
 
 
@@ -36,14 +37,17 @@ class Sandbox:
         self._process: Any = None
 
     def call(self, seconds: float, *arguments: Any) -> str:
-        """Call the function with picklable arguments. Raises TimeoutError, or ValueError with the text of its error."""
+        """Call the function with picklable arguments, for some seconds of processor time at most.
+
+        Raises TimeoutError, or ValueError with the text of its error.
+        """
         with self._lock:
             if self._process is None or not self._process.is_alive():
                 self._start()
 
             try:
                 self._link.send((seconds, arguments))
-                reply = _receive(self._link, seconds, self._max_output)
+                reply = _receive(self._link, self._process, seconds, self._max_output)
                 status, text_bytes = reply[:1], reply[1:]
                 if status == FAILURE:
                     raise ValueError(text_bytes.decode("utf-8", "replace"))
@@ -63,7 +67,7 @@ class Sandbox:
         process_link.close()
 
         try:
-            _receive(self._link, START_SECONDS, MAX_OUTPUT)
+            _receive(self._link, self._process, START_SECONDS, MAX_OUTPUT)
         except BaseException:
             self.end()
             raise
@@ -80,13 +84,18 @@ def _stop(process: Any, link: Connection) -> None:
     process.join()
 
 
-def _receive(link: Connection, seconds: float, max_output: int) -> bytes:
-    """Return the next message. Raises TimeoutError if none comes for `seconds`, ValueError if the process has ended."""
+def _receive(link: Connection, process: Any, seconds: float, max_output: int) -> bytes:
+    """Return the next message of a process, which may use some seconds of processor time.
+
+    Raises TimeoutError if it takes longer, ValueError if the process has ended for another reason.
+    """
     try:
-        if link.poll(seconds):
+        if link.poll(BUSY_FACTOR * seconds):
             return link.recv_bytes(4 * max_output + 1)
     except (EOFError, OSError):
-        raise ValueError("it ended without an error message, perhaps for lack of memory") from None
+        process.join()
+        if process.exitcode != -signal.SIGXCPU:
+            raise ValueError("it ended without an error message, perhaps for lack of memory") from None
     raise TimeoutError(f"not finished after {seconds:g} seconds")
 
 

@@ -41,20 +41,24 @@ SOURCE_ROOMS = {
               "is named"),
         (738, "a cluster's file says what rank 0's own work takes, and which share of messages a wire loses"),
         (1_436, "this year's families load, and pairing codes and the folder of models can be given"),
-        (299, "a word beside a question is named, and this year's presets have sizes and splits")]),
+        (299, "a word beside a question is named, and this year's presets have sizes and splits"),
+        (315, "a start leaves out half of torch's import, and tables of figures are aligned alike")]),
     "model": Room(61_414, [
         (5_689, "tools and thoughts work in the formats of twelve families, and copied text costs no network"),
         (6_959, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers"),
-        (1_408, "GGUF files of this year's families and models as more writers publish them load")]),
+        (1_408, "GGUF files of this year's families and models as more writers publish them load"),
+        (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
         (18, "rows are shared by the measured round trip, and only live rows are asked for"),
-        (111, "people see what each board does, and a recurrent family has virtual time")]),
+        (111, "people see what each board does, and a recurrent family has virtual time"),
+        (30, "several requests send as soon as the first stage is free, and costly rows are known from the start")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
         (2_507, "boards are found in the network, and a code brings their keys"),
-        (214, "each board says how busy it is, its memory and its round trip, and one with Python 3.8 joins")]),
+        (214, "each board says how busy it is, its memory and its round trip, and one with Python 3.8 joins"),
+        (28, "a board over ssh and one in the lobby answer lines by the same code")]),
     "tp": Room(5_856),
     "sim": Room(7_517, [
         (223, "a wire repeats lost messages, and rank 0's own work is in virtual time"),
@@ -77,7 +81,8 @@ SOURCE_ROOMS = {
     "dsi": Room(0, [
         (47, "python -m dsi is typed as the published README prints it")]),
     "eval/dsi": Room(11_988, [
-        (214, "the published simulator's words are read, as type=heatmap heatmap.ndim=20")]),
+        (214, "the published simulator's words are read, as type=heatmap heatmap.ndim=20"),
+        (158, "rows of simulate table are read where its command is")]),
     "eval/flowspec": Room(2_092),
     "eval/load": Room(2_603),
     "eval/plan": Room(2_922, [
@@ -103,6 +108,8 @@ OTHER_ROOMS = {
         (16_882, "this year's families, found boards, the package, tokenizers and cached codes are judged by "
                  "others' values"),
         (7_611, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
+                "values"),
+        (1_922, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
@@ -123,7 +130,9 @@ OTHER_ROOMS = {
         (1_480, "a reader finds the fields, call formats and limits of each family and of the server"),
         (3_930, "a reader finds where chains and trees win, other systems, edits, and every cluster's table"),
         (1_600, "a reader finds found boards, the package, recurrent layers and the newest tables"),
-        (516, "a reader finds the page of boards and what this year's files hold")]),
+        (516, "a reader finds the page of boards and what this year's files hold"),
+        (1_278, "a reader finds the eight first questions, what each preset needs of a board, and what a head "
+                "learns from its user")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from config.run_config import RunConfig
 from launch.prepare import open_text
+from model.sandbox import Sandbox
 from model.text import LLAMA2_SYSTEM, AnswerReader, Stream, Text, chosen, own_template
 from model.tokenizer import FileTokenizer
 from tests.checkpoints import refused
@@ -509,6 +511,19 @@ def test_a_chat_template_is_bounded_each_time_and_works_the_next_time(greedy, mo
             patch.setattr("model.text.PATIENCE", seconds)
             greedy.prompt_ids([said], "own")
         assert greedy.tokenizer.decode(greedy.prompt_ids(["dog"], "own")) == "dog"
+
+
+def test_a_process_that_used_up_its_processor_time_was_too_slow_and_any_other_end_is_an_error(monkeypatch):
+    """On a busy machine a call may take longer than its processor time, and its text may not depend on that."""
+    end = Sandbox(lambda number: os.kill(os.getpid(), number))
+    with pytest.raises(TimeoutError, match="not finished after 9 seconds"):
+        end.call(9.0, signal.SIGXCPU)
+    with pytest.raises(ValueError, match="it ended without an error message"):
+        end.call(9.0, signal.SIGKILL)
+
+    monkeypatch.setattr("model.sandbox.BUSY_FACTOR", 1e4)
+    slow = Sandbox(lambda: time.sleep(0.05) or "text")
+    assert slow.call(0.01) == "text"
 
 
 def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
