@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 from typing import Any, Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from eval.command import START, SWEEP_POINT
 NUM_WORKERS = Range(1, 256)
 MAX_TRIES = 3  # evaluations of a point whose worker is killed
 LOG_NAME = "evaluation.log"
+SIGNAL_SECONDS = 1.0  # after which a signal is handled that another thread has received
 under_way: set[subprocess.Popen[bytes]] = set()  # evaluations of this process
 is_stopping = Event()  # set by SIGTERM
 
@@ -127,7 +128,10 @@ def _at_once(points: Mapping[str, Sequence[str]], num_workers: int) -> Iterator[
     with ThreadPoolExecutor(num_workers) as pool:
         point_of_future: dict[Future[int | None], str] = {
             pool.submit(evaluate, words): point for point, words in points.items()}
-        for future in as_completed(point_of_future):
-            exit_code = future.result()
-            if exit_code is not None:
-                yield point_of_future[future], exit_code
+        running = {*point_of_future}
+        while running:
+            ended, running = wait(running, SIGNAL_SECONDS, FIRST_COMPLETED)
+            for future in ended:
+                exit_code = future.result()
+                if exit_code is not None:
+                    yield point_of_future[future], exit_code

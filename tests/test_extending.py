@@ -22,7 +22,9 @@ SHORTER = dict.fromkeys(("run_pipe.sh", "run_eval.sh"), ["link=threads"])
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 END = "-- end --\n"
 PROGRAM = """
-import json, runpy, sys, threading, time
+import json, os, runpy, sys, threading, time
+
+os._exit = sys.exit  # with which some commands end
 
 def serve(*words):
     from scripts.serve import build

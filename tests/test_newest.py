@@ -202,7 +202,7 @@ def test_a_file_as_llama_cpp_writes_it_is_the_same_model(name, tmp_path):
     write_gguf(tmp_path / "model.gguf", ARCHITECTURES[name], reference["config"], drawn_tensors(reference, stored))
     file = GgufFile(tmp_path / "model.gguf")
     folder.mkdir()
-    left_in_file = file.write_weights(folder / "model.safetensors", progress=False, plain=False)
+    left_in_file = file.write_weights(folder / "model.safetensors", progress=False)
     save_json(folder / GGUF_LIST, {"tensors": left_in_file})
     save_json(folder / "config.json", file.config)
     assert_computes(stored, folder, TOLERANCES.get(name, TOLERANCE))

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import walk_packages
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,8 @@ def typed(tmp_path_factory):
                     patch.setattr(module, name, replaced[value])
         patch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
         patch.setattr(subprocess, "run", reading(lambda words, **_: None if words[0] == "git" else words[1:]))
+        patch.setattr("eval.points.subprocess", SimpleNamespace(Popen=reading(lambda words, **_: words[1:]),
+                                                                STDOUT=None))
         started = reading(lambda program, words, _: ["-m", *words[3:]] if program != "bash" else None)
         patch.setattr("os.execvpe", started)
         patch.setattr("signal.signal", lambda *_: None)

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import io
-import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
 @pytest.mark.parametrize("words, message", [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, sentence_of, words, message):
-    monkeypatch.setattr("eval.points.subprocess.run", lambda *_: pytest.fail("a point was begun"))
+    monkeypatch.setattr("eval.points.subprocess.Popen", lambda *_: pytest.fail("a point was begun"))
     assert message in sentence_of(command.main, ["prune", *words])
 
 
@@ -172,8 +173,8 @@ def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys)
 def test_the_evaluations_of_a_sweep_know_that_they_are_its_points(tmp_path, monkeypatch):
     marks = []
     monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.points.subprocess.run", lambda *_, env: (
-        marks.append(env[SWEEP_POINT]) or subprocess.CompletedProcess([], 0)))
+    monkeypatch.setattr("eval.points.subprocess.Popen", lambda *_, env: (
+        marks.append(env[SWEEP_POINT]) or nullcontext(Mock(returncode=0))))
     assert command.main(["prune", f"results={tmp_path}"]) == 2, "no point has answers"
     assert marks == ["true", "true"]
 
@@ -181,6 +182,6 @@ def test_the_evaluations_of_a_sweep_know_that_they_are_its_points(tmp_path, monk
 @pytest.mark.parametrize("ended, code", [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.points.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.points.subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], ended))
+    monkeypatch.setattr("eval.points.subprocess.Popen", lambda *_, **__: nullcontext(Mock(returncode=ended)))
     assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""
