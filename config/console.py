@@ -73,7 +73,8 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int | None = None) -> Itera
     columns = []
     for column_index, cells in enumerate(zip(*rows)):
         is_left = num_left is None or column_index < num_left
-        align_cell, width = str.ljust if is_left else str.rjust, max(map(len, cells))
+        align_cell = str.ljust if is_left else str.rjust
+        width = max(map(len, cells))
         columns.append([align_cell(cell, width) for cell in cells])
 
     for row in zip(*columns):

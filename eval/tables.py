@@ -27,7 +27,10 @@ def short(name: str, name_width: int = NAME_WIDTH) -> str:
 def in_columns(heading: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1,
                name_width: int = NAME_WIDTH) -> str:
     """Return a line for the heading and for each row; a row is this many `names`, then right-aligned figures."""
-    shown_rows = [[*(short(cell, name_width) for cell in row[:names]), *row[names:]] for row in (heading, *rows)]
+    shown_rows = []
+    for row in (heading, *rows):
+        short_names = [short(name, name_width) for name in row[:names]]
+        shown_rows.append([*short_names, *row[names:]])
     return "\n".join(aligned(shown_rows, names))
 
 

@@ -70,6 +70,7 @@ def words_of_preset(preset: RunConfig, raw: Mapping[str, str]) -> list[str]:
     preset = under(preset, str(root))
     base_name, head_name = (_name_of(folder, root) for folder in (preset.base_dir, preset.eagle_dir))
     words = [f"base_dir={fetch(base_name, root)}"] if base_name else []
+
     if not head_name or "eagle_dir" in raw:
         return words
     if "eagle" not in raw.get("draft", preset.draft):

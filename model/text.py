@@ -57,7 +57,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so a longer broken text stays broken
 MAX_CONTEXT_TOKENS = 64  # of spaces that are kept as context
 MAX_GROWTH = 256  # characters into which the rules of a tokenizer may turn a single one
-PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which needs a millisecond
+PATIENCE = 10.0  # seconds of processor time for one text of a tokenizer's own template, which needs a millisecond
 OTHER_TEMPLATES = "use template=vicuna, template=llama-2 or template=none"
 MARKER = "2718281828459045"  # a text to find in what a template writes, whatever it does to letters
 TRIED_ARGUMENTS = {"a": MARKER}

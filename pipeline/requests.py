@@ -146,7 +146,7 @@ class RequestTarget(Target):
         probabilities = pacing.rows.paying(self, self.options.segment_rows)
         segment_tokens = len(self.tree.unsent_text) + sum(probabilities)
         stage_seconds = pacing.times.slowest(len(probabilities) + 1)
-        return self.ring.pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
+        return pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
 
     def worth_drafting(self, expected_tokens: float) -> bool:
         self._finish_level()

@@ -138,6 +138,7 @@ def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -
     """
     tasks = [(PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)]
     costs = defaultdict(list)
+
     with ExitStack() as open_pipelines:
         asks = dict(_opened(gguf_path, model_dir, num_threads, open_pipelines))
         jobs = list(product(asks, tasks))
@@ -145,6 +146,7 @@ def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -
             for name, (length, num_tokens) in reversed(jobs) if turn % 2 else jobs:
                 prompt = list(range(100, 100 + length))
                 costs[name, length, num_tokens].append(cost(asks[name], prompt, num_tokens))
+
     return {key: repeated[1:] for key, repeated in costs.items()}
 
 

@@ -98,6 +98,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
     target = open_model(config.target, config)
     for draft, draft_pairs in groupby(pairs, itemgetter(1)):
         drafter = open_model(draft, config, target)
+
         for _, _, set_name in draft_pairs:
             prompts = prompts_of(set_name, config, (target, drafter))
             records = measured_records(target, drafter, prompts, config)

@@ -72,12 +72,14 @@ def quantized_forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
     """
     if kind in blocks.QUANTIZERS:
         return {"weight": TensorForm(torch.uint8, blocks.blocks_shape(kind, shape))}
+
     if kind == "int8":
         scale, weight = TensorForm(torch.float32, shape[:1]), TensorForm(torch.int8, shape)
     else:
         num_weights = math.prod(shape)
         scale = TensorForm(torch.float32, (math.ceil(num_weights / BLOCK_SIZE),))
         weight = TensorForm(torch.uint8, (math.ceil(num_weights / 2),))
+
     return {"scale": scale, "weight": weight}
 
 
