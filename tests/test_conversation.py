@@ -199,6 +199,17 @@ class Terminal:
             match = self._see(pattern)
         return match
 
+    def interrupt_line(self):
+        """Press Ctrl-C at the prompt until another one comes.
+
+        Python's readline misses a signal between its prompt and its wait for keys, until the next signal.
+        """
+        for _ in range(6):
+            self.press("\x03")
+            if select.select([self.number], [], [], 10 * SLOW)[0]:
+                break
+        self.see("> ")
+
     def _see(self, pattern):
         while not (match := re.search(pattern, self.shown, re.S)):
             assert select.select([self.number], [], [], 60 * SLOW)[0], self.shown
@@ -239,8 +250,7 @@ def test_a_person_asks_stops_an_answer_with_ctrl_c_and_ends_with_ctrl_d(terminal
     window.see("stage 2 ")
     window.press("\x03")
     window.see(r"\(emulated\), stopped\n\n> ")
-    window.press("\x03")
-    window.see("> ")
+    window.interrupt_line()
     window.press("\x04")
     assert window.process.wait(60 * SLOW) == 0
     history = (tmp_path / "flowspec" / "history").read_text().splitlines()
