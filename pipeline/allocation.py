@@ -73,8 +73,8 @@ class RowAllocator:
             probabilities = probabilities[:max(0, segment_size - num_text_rows)]
         return probabilities[:self._num_paying(probabilities, num_text_rows, num_tips=bool(num_text_rows))]
 
-    def record_departure(self) -> None:
-        """Record that the message has left: the next call of `share` divides the rows of the next one."""
+    def divide_again(self) -> None:
+        """Divide rows at the next call of `share`: the message has left, or a request with rows of it has ended."""
         self._is_divided = False
         self.left_out.clear()
 

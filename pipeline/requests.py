@@ -235,7 +235,9 @@ class RequestTarget(Target):
 
         with self._span("reset"):
             self._broadcast([])
-            num_unsent_segments = self.ring.pacing.batcher.drop(self.request)
+            pacing = self.ring.pacing
+            pacing.rows.divide_again()
+            num_unsent_segments = pacing.batcher.drop(self.request)
             for _ in range(num_unsent_segments):
                 self._in_flight_nodes.pop()
             self.ring.link.send(Reset(self.request, kept_nodes[-1] if kept_nodes else NOBODY))
@@ -505,7 +507,7 @@ class Ring:
             with self.trace.span("send", **facts_of_sending(last)):
                 self.link.send(message)
 
-            self.pacing.rows.record_departure()
+            self.pacing.rows.divide_again()
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
@@ -526,7 +528,7 @@ class Ring:
         elif self.closing or any(target.in_flight for target in self.running):
             self._distribute(self.link.recv())
         else:
-            self.pacing.rows.record_departure()  # all were left out for a request that has nothing to send any more
+            self.pacing.rows.divide_again()  # all were left out for a request that has nothing to send any more
 
     def poll(self) -> None:
         """Distribute the messages that have arrived, without waiting."""

@@ -81,7 +81,7 @@ def test_who_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rows, waited = RowAllocator(StageTimes()), 0
     while True:
         mine = [rows.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
-        rows.record_departure()
+        rows.divide_again()
         if mine[1]:
             break
         waited += 1

@@ -214,6 +214,19 @@ def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):
     assert rich.free and poor.free and poor.share(1) == 1
 
 
+def test_rows_of_a_request_that_ends_before_they_leave_are_for_the_others(ring):
+    (rich_tree, rich), (poor_tree, poor) = opened(ring, [1]), opened(ring, [2])
+    poor.send(poor_tree.cut())
+    ring.depart()
+    ring.link.clock.sleep_until(ring.pacing.first_stage.ready_at)
+    rich_tree.cut()
+    rich_tree.add(rich_tree.tip, 5, -0.1)
+    poor_tree.add(poor_tree.tip, 5, -5.0)
+    assert poor.share(1) == 0 and not poor.free
+    rich.end()
+    assert poor.free and poor.share(1) == 1
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link, together):
     (other, busy), (tree, target) = opened(ring, [1]), opened(ring, [2])
