@@ -212,8 +212,8 @@ class ReplicaTarget(RequestTarget):
         if self.in_flight:  # the last returned segment may have held only second answers, which are dropped
             yield from super().wait()
 
-    def share(self, size: int | None) -> int | None:
-        return size
+    def share(self) -> int | None:
+        return self.options.segment_rows
 
     @property
     def held_prompt(self) -> Sequence[int]:

@@ -128,11 +128,11 @@ class RequestTarget(Target):
         with_prompt_rows = (target for target in self.ring.running if len(target.tree.unsent_text) > 1)
         return not has_prompt_rows or self is next(with_prompt_rows)
 
-    def share(self, size: int | None) -> int | None:
-        running = self.ring.running
-        if size is None or (len(running) < 2 and not self.options.thrifty):
-            return size
-        return self.ring.pacing.rows.share(self, running, size)
+    def share(self) -> int | None:
+        running, segment_rows = self.ring.running, self.options.segment_rows
+        if segment_rows is None or (len(running) < 2 and not self.options.thrifty):
+            return segment_rows
+        return self.ring.pacing.rows.share(self, running, segment_rows)
 
     def worth_waiting(self, expected_tokens: float) -> bool:
         self._finish_level()

@@ -43,8 +43,8 @@ class Target(Protocol):
     def free(self) -> bool:
         """Whether the first stage is free, or nearly so, and this request may send."""
 
-    def share(self, size: int | None) -> int | None:
-        """Return the rows that this request may fill in the next segment; `size` is for a single request, None: all."""
+    def share(self) -> int | None:
+        """Return the rows that this request may fill in the next segment; None: all."""
 
     def ready(self) -> bool:
         """Process arrived messages; return whether a segment has come back, so that `wait` would not wait."""
@@ -277,7 +277,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
         elif has_bare_tip and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
             pass  # guesses that leave with a bare tip do not wait behind it
 
-        elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
+        elif target.free and (segment := tree.cut(target.share(), cfg.chunk)):
             target.send(segment)
 
         elif not (yield from draft.grow(tree, cfg.stream, target.worth_drafting)):

@@ -109,7 +109,7 @@ OTHER_ROOMS = {
                  "others' values"),
         (7_611, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
                 "values"),
-        (2_140, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
+        (2_160, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),

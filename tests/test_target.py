@@ -18,6 +18,7 @@ from pipeline.messages import Prune, Reset, Segment, Visit
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import WAIT
+from pipeline.target_options import TargetOptions
 from sim.clock import Pace, VirtualClock
 from sim.devices import SlowLink
 from tests.test_emulate import QUICK
@@ -83,9 +84,9 @@ def judged(tree):
     return {number for number, node in tree.nodes.items() if node.target_token is not None}
 
 
-def opened(ring, prompt):
+def opened(ring, prompt, **options):
     tree = TokenTree(prompt, 40, ring.ids)
-    return tree, ring.open(tree, Sampler())
+    return tree, ring.open(tree, Sampler(), TargetOptions(**options))
 
 
 def resting(ring, *guesses):
@@ -203,28 +204,28 @@ def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_hav
 
 
 def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):
-    (rich_tree, rich), (poor_tree, poor) = opened(ring, [1]), opened(ring, [2])
+    (rich_tree, rich), (poor_tree, poor) = (opened(ring, [token], segment_rows=1) for token in (1, 2))
     for tree, score in ((rich_tree, -0.1), (poor_tree, -5.0)):
         tree.cut()
         tree.add(tree.tip, 5, score)
-    assert poor.share(1) == 0 and not poor.free
+    assert poor.share() == 0 and not poor.free
     rich_tree.nodes[max(rich_tree.live)].score = -9.0  # what has come back meanwhile speaks against its guess
-    assert rich.share(1) == 0 and not rich.free
+    assert rich.share() == 0 and not rich.free
     ring.listen()  # nothing is under way, so nothing can come
-    assert rich.free and poor.free and poor.share(1) == 1
+    assert rich.free and poor.free and poor.share() == 1
 
 
 def test_rows_of_a_request_that_ends_before_they_leave_are_for_the_others(ring):
-    (rich_tree, rich), (poor_tree, poor) = opened(ring, [1]), opened(ring, [2])
+    (rich_tree, rich), (poor_tree, poor) = (opened(ring, [token], segment_rows=1) for token in (1, 2))
     poor.send(poor_tree.cut())
     ring.depart()
     ring.link.clock.sleep_until(ring.pacing.first_stage.ready_at)
     rich_tree.cut()
     rich_tree.add(rich_tree.tip, 5, -0.1)
     poor_tree.add(poor_tree.tip, 5, -5.0)
-    assert poor.share(1) == 0 and not poor.free
+    assert poor.share() == 0 and not poor.free
     rich.end()
-    assert poor.free and poor.share(1) == 1
+    assert poor.free and poor.share() == 1
 
 
 @pytest.mark.parametrize("together", [False, True])
