@@ -40,7 +40,7 @@ class RowAllocator:
 
     def __init__(self, times: StageTimes) -> None:
         self._times = times
-        self._is_divided = False  # whether the rows of the next message were divided
+        self._is_divided = False  # whether some requests have rows of the next message
         self._least_bid = 0.0, 0.0  # of the guesses to send: the least worth, and the least probability
         self._guess_rows_left = 0
         self.left_out: set[int] = set()  # requests without a row in the next message
@@ -50,7 +50,7 @@ class RowAllocator:
 
         `segment_size` is the number of rows of a single request's segment.
         """
-        if not self._is_divided or len(bidders) == 1:
+        if not self._is_divided:
             self._divide(bidders, segment_size)
 
         least_worth, least_probability = self._least_bid
@@ -61,7 +61,7 @@ class RowAllocator:
         bidder.passed_over = 0 if num_guesses else bidder.passed_over + bool(bidder.tree.unsent_guesses)
 
         num_rows = len(bidder.tree.unsent_text) + num_guesses
-        if not num_rows and len(bidders) > 1:
+        if not num_rows and self._is_divided:
             self.left_out.add(bidder.request)
         return num_rows
 
@@ -101,7 +101,8 @@ class RowAllocator:
             least_paying = min(paying, default=math.inf)
             best_bids = [(worth, probability) for worth, probability in best_bids if probability >= least_paying]
 
-        self._is_divided, self._guess_rows_left = True, len(best_bids)
+        self._guess_rows_left = len(best_bids)
+        self._is_divided = len(bidders) > 1 and num_text_rows + len(best_bids) > 0
         least_worth = min((worth for worth, _ in best_bids), default=math.inf)
         least_probability = min((probability for _, probability in best_bids), default=math.inf)
         self._least_bid = least_worth, least_probability

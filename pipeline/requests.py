@@ -121,10 +121,12 @@ class RequestTarget(Target):
     def _may_send(self) -> bool:
         """Whether it may add rows to the next segments: once, and prompt rows only after those of older requests."""
         pacing = self.ring.pacing
-        if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
+        num_text_rows = len(self.tree.unsent_text)
+        is_left_out = self.request in pacing.rows.left_out and not num_text_rows
+        if is_left_out or pacing.batcher.holds(self.request):
             return False
 
-        has_prompt_rows = len(self.tree.unsent_text) > 1
+        has_prompt_rows = num_text_rows > 1
         with_prompt_rows = (target for target in self.ring.running if len(target.tree.unsent_text) > 1)
         return not has_prompt_rows or self is next(with_prompt_rows)
 

@@ -53,7 +53,7 @@ SOURCE_ROOMS = {
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
         (18, "rows are shared by the measured round trip, and only live rows are asked for"),
         (111, "people see what each board does, and a recurrent family has virtual time"),
-        (36, "several requests send as soon as the first stage is free, and costly rows are known from the start")]),
+        (37, "several requests send as soon as the first stage is free, and costly rows are known from the start")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
         (2_507, "boards are found in the network, and a code brings their keys"),
@@ -109,7 +109,7 @@ OTHER_ROOMS = {
                  "others' values"),
         (7_611, "published layouts, agents' chats, boards on a page and mixed kernels are judged by others' "
                 "values"),
-        (2_160, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
+        (2_393, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),

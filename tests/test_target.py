@@ -228,6 +228,30 @@ def test_rows_of_a_request_that_ends_before_they_leave_are_for_the_others(ring):
     assert poor.free and poor.share() == 1
 
 
+def test_requests_that_had_nothing_to_send_have_rows_once_they_have_guesses(ring):
+    opened_requests = [opened(ring, [token], segment_rows=1) for token in (1, 2)]
+    for tree, _ in opened_requests:
+        tree.cut()
+    assert [target.share() for _, target in opened_requests] == [0, 0]
+    for tree, target in opened_requests:
+        tree.add(tree.tip, 5, -0.1)
+        assert target.free
+    assert [target.share() for _, target in opened_requests] == [1, 0]
+
+
+def test_a_tip_leaves_although_its_request_had_no_row_before(ring, link):
+    (rich_tree, rich), (poor_tree, poor) = (opened(ring, [token], segment_rows=1) for token in (1, 2))
+    poor.send(poor_tree.cut())
+    ring.depart()
+    rich_tree.cut()
+    rich_tree.add(rich_tree.tip, 5, -0.1)
+    assert poor.share() == 0
+    link.back(12.0)
+    assert list(poor.wait()) == [] and verify(poor_tree) == [2]
+    poor.prune()
+    assert poor.free and poor.share() == 1
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link, together):
     (other, busy), (tree, target) = opened(ring, [1]), opened(ring, [2])
