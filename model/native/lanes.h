@@ -50,10 +50,14 @@ INLINE f32x8 load_partial_x8(const float *from, int64_t count) {
 
 /* Load eight codes of 8 or 16 bits as floats; compilers widen 16 bits in two halves. */
 INLINE f32x8 load_int8_codes_x8(const int8_t *from) {
+#if defined(__AVX2__)
+    return (f32x8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
     typedef int8_t i8x8 __attribute__((vector_size(LANES)));
     i8x8 codes;
     memcpy(&codes, from, sizeof codes);
     return __builtin_convertvector(codes, f32x8);
+#endif
 }
 INLINE f32x8 load_int16_codes_x8(const int16_t *from) {
 #if defined(__AVX2__)

@@ -458,20 +458,26 @@ typedef struct {
     float scales[LANES]; /* of the slots; 1 for floats */
 } Block;
 
-/* Load eight slots. */
+/* Load eight slots, and fetch those of the block after next, which mostly follow them. */
 INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t slots[LANES], int64_t head_dim,
                        Block *block) {
-    for (int64_t j = 0; j < LANES; j++) {
-        const char *from = cached.elements + slots[j] * head_dim * element_bytes;
-        for (int64_t i = 0; i < head_dim * element_bytes; i += CACHE_LINE) __builtin_prefetch(from + PREFETCH_BYTES + i);
-
-        float *to = block->elements + j * LANES;
-        UNROLL for (int64_t i = 0; i < head_dim; i += LANES) {
-            store_x8(to + i * LANES, element_bytes == 4   ? load_x8((const float *)from + i)
-                                     : element_bytes == 2 ? load_int16_codes_x8((const int16_t *)from + i)
-                                                          : load_int8_codes_x8((const int8_t *)from + i));
-        }
+    const char *from[LANES];
+    UNROLL for (int j = 0; j < LANES; j++) {
+        from[j] = cached.elements + slots[j] * head_dim * element_bytes;
         block->scales[j] = element_bytes == 4 ? 1 : cached.scales[slots[j]];
+    }
+
+    const char *ahead = from[0] + 2 * LANES * head_dim * element_bytes;
+    for (int64_t i = 0; i < head_dim; i += LANES) {
+        UNROLL for (int j = 0; j < LANES; j++) {
+            store_x8(block->elements + (i + j) * LANES,
+                     element_bytes == 4   ? load_x8((const float *)from[j] + i)
+                     : element_bytes == 2 ? load_int16_codes_x8((const int16_t *)from[j] + i)
+                                          : load_int8_codes_x8((const int8_t *)from[j] + i));
+        }
+
+        for (int64_t j = 0; j < LANES * element_bytes; j += CACHE_LINE / LANES)
+            __builtin_prefetch(ahead + i * LANES * element_bytes + j * LANES);
     }
 }
 
@@ -516,29 +522,26 @@ static void softmax(float *scores, int64_t start, int64_t end) {
     for (int64_t j = first; j < end; j += LANES) store_x8(scores + j, load_x8(scores + j) * inverse_sum);
 }
 
+/* Add the weighted values of the slots `[start, end)` of a block, in their order, in this many vectors of `out`. */
+INLINE void add_vectors(const float *weights, const float *values, int64_t start, int64_t end, int num_vectors,
+                        float *out) {
+    f32x8 sums[VALUE_VECTORS];
+    UNROLL for (int v = 0; v < num_vectors; v++) sums[v] = load_x8(out + LANES * v);
+    for (int64_t j = start; j < end; j++)
+        UNROLL for (int v = 0; v < num_vectors; v++) sums[v] += weights[j] * load_x8(values + (j + LANES * v) * LANES);
+    UNROLL for (int v = 0; v < num_vectors; v++) store_x8(out + LANES * v, sums[v]);
+}
+
 /* Add the weighted values of the slots `[start, end)` of a block to `out` `[E]`, in their order. */
 INLINE void add_values(const float *slot_weights, const Block *block, int64_t start, int64_t end, int64_t head_dim,
                        float *out) {
     float weights[LANES];
     store_x8(weights, load_x8(slot_weights) * load_x8(block->scales));
 
-    for (int64_t i = 0; i < head_dim; i += VALUE_VECTORS * LANES) {
-        f32x8 sums[VALUE_VECTORS];
-        int num_vectors = (int)min_i64(VALUE_VECTORS, (head_dim - i) / LANES);
-        for (int v = 0; v < num_vectors; v++) sums[v] = load_x8(out + i + LANES * v);
-
-        for (int64_t j = start; j < end; j++) {
-            const float *value = block->elements + (i + j) * LANES;
-            if (num_vectors == VALUE_VECTORS) {
-                UNROLL for (int v = 0; v < VALUE_VECTORS; v++)
-                    sums[v] += weights[j] * load_x8(value + LANES * LANES * v);
-            } else {
-                for (int v = 0; v < num_vectors; v++) sums[v] += weights[j] * load_x8(value + LANES * LANES * v);
-            }
-        }
-
-        for (int v = 0; v < num_vectors; v++) store_x8(out + i + LANES * v, sums[v]);
-    }
+    int64_t i = 0;
+    for (; i + VALUE_VECTORS * LANES <= head_dim; i += VALUE_VECTORS * LANES)
+        add_vectors(weights, block->elements + i * LANES, start, end, VALUE_VECTORS, out + i);
+    for (; i < head_dim; i += LANES) add_vectors(weights, block->elements + i * LANES, start, end, 1, out + i);
 }
 
 /* The attention of a chunk's rows to one key/value head, by the query heads that share it. */
@@ -547,6 +550,7 @@ typedef struct {
     const Chunk *chunk;
     CachedHead keys, values;
     int64_t kv_head, first_slot; /* the first slot that the cache still has */
+    int64_t num_query_heads;
     float *scores; /* `[MAX_CHUNK_ROWS, H / K, max_slots]` */
     Block *block;
 } HeadTask;
@@ -579,14 +583,13 @@ static void load_path(const HeadTask *task, CachedHead cached, int64_t chunk_row
 
 /* Return the scores of a row and of one of the query heads that share the key/value head, by path index. */
 INLINE float *scores_of(const HeadTask *task, int64_t chunk_row, int64_t head) {
-    const Model *m = task->run->model;
-    return task->scores + (chunk_row * (m->num_heads / m->num_kv_heads) + head) * task->run->max_slots;
+    return task->scores + (chunk_row * task->num_query_heads + head) * task->run->max_slots;
 }
 
 /* Return the output of a row, by the query heads that share the key/value head. */
 INLINE float *attended_of(const HeadTask *task, int64_t chunk_row) {
     const Model *m = task->run->model;
-    int64_t head = task->kv_head * (m->num_heads / m->num_kv_heads);
+    int64_t head = task->kv_head * task->num_query_heads;
     return task->run->attended + ((task->chunk->first_row + chunk_row) * m->num_heads + head) * m->head_dim;
 }
 
@@ -594,10 +597,9 @@ INLINE float *attended_of(const HeadTask *task, int64_t chunk_row) {
 static void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_index) {
     const Run *run = task->run;
     const Model *m = run->model;
-    int64_t num_query_heads = m->num_heads / m->num_kv_heads;
     const float *queries = run->qkv + (task->chunk->first_row + chunk_row) * run->layer->qkv.num_outputs
-                           + task->kv_head * num_query_heads * m->head_dim;
-    for (int64_t head = 0; head < num_query_heads; head++)
+                           + task->kv_head * task->num_query_heads * m->head_dim;
+    for (int64_t head = 0; head < task->num_query_heads; head++)
         score_block(queries + head * m->head_dim, m, task->block, scores_of(task, chunk_row, head) + path_index);
 }
 
@@ -606,7 +608,7 @@ static void add_row_values(const HeadTask *task, int64_t chunk_row, int64_t path
     const Model *m = task->run->model;
     int64_t length = path_length(task, chunk_row);
     int64_t start = max_i64(0, window_start(task, length) - path_index), end = min_i64(LANES, length - path_index);
-    for (int64_t head = 0; head < m->num_heads / m->num_kv_heads; head++) {
+    for (int64_t head = 0; head < task->num_query_heads; head++) {
         add_values(scores_of(task, chunk_row, head) + path_index, task->block, start, end, m->head_dim,
                    attended_of(task, chunk_row) + head * m->head_dim);
     }
@@ -652,6 +654,7 @@ static void attention_item(void *job, int64_t item, int64_t thread) {
     HeadTask task = {
         run, chunk, cached_head(run, slots, slots->keys, slots->key_scales, kv_head),
         cached_head(run, slots, slots->values, slots->value_scales, kv_head), kv_head, slots->first_slot,
+        num_query_heads,
         run->scores + thread * MAX_CHUNK_ROWS * num_query_heads * run->max_slots,
         &block};
 
