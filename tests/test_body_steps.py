@@ -1,4 +1,4 @@
-"""What reads a body takes at most 2.2 times the steps for a body of twice the size, whatever is large in it.
+"""What reads a body takes at most 2.1 times the steps for a body of twice the size, whatever is large in it.
 
 A step is an instruction of Python, a call of C, or a character that a function or a pattern receives.
 """
@@ -46,7 +46,8 @@ MODULES = [config.files, config.schema.untrusted, model.grammar, model.schema_ra
            serve.bodies, serve.fields, serve.protocol, serve.responses, serve.translation]
 PATTERNS = [(module, name, value) for module in MODULES for name, value in vars(module).items()
             if isinstance(value, re.Pattern)]
-SIZE, MAX_RATIO = 300, 2.2
+SIZE, MAX_RATIO = 160, 2.1  # this shows what is quadratic as well as twice the size and 2.2 do, in half the time
+OF_BUFFERS = 2 * SIZE, 2.2  # where blanks or a long stop text are held back, which are more than SIZE pieces
 
 
 class CountedPattern:
@@ -130,11 +131,11 @@ def num_steps(function: Callable[[], Any]) -> int:
     return total
 
 
-def check_linear(work_on: Callable[[int], Callable[[], Any]]) -> None:
-    """`work_on` returns the work on an input of a size, which takes at most 2.2 times the steps at twice the size."""
+def check_linear(work_on: Callable[[int], Callable[[], Any]], size: int = SIZE, max_ratio: float = MAX_RATIO) -> None:
+    """`work_on` returns the work on an input of a size, which takes at most 2.1 times the steps at twice the size."""
     work_on(2)()  # what happens once in a process
-    small, large = num_steps(work_on(SIZE)), num_steps(work_on(2 * SIZE))
-    assert SIZE < small < large <= MAX_RATIO * small, (small, large)
+    small, large = num_steps(work_on(size)), num_steps(work_on(2 * size))
+    assert size < small < large <= max_ratio * small, (small, large)
 
 
 def test_the_counter_sees_loops_of_python_texts_of_functions_and_texts_in_which_a_pattern_looks():
@@ -420,7 +421,7 @@ def test_an_answer_of_twice_the_pieces_takes_its_reader_twice_the_steps(name):
         reader = CallReader(call_format, {"add": {}})
         return lambda: [*map(reader.read, pieces), reader.finish()]
 
-    check_linear(work_on)
+    check_linear(work_on, *OF_BUFFERS)
 
 
 async def sent(answer_class: Any, engine: Any, call_format: Any) -> list[bytes]:
@@ -450,4 +451,4 @@ def test_the_text_of_an_answer_with_twice_the_pieces_is_put_together_in_twice_th
         reader._stream = SimpleNamespace(add=CountedText, finish=str)  # type: ignore[assignment]
         return lambda: [reader.read("x") for _ in range(size)] and reader.finish()  # type: ignore[arg-type]
 
-    check_linear(work_on)
+    check_linear(work_on, *OF_BUFFERS)
