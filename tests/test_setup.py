@@ -29,6 +29,7 @@ case "$*" in
         rm -rf "${@: -1}" && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
     *"-m ensurepip "*) touch "$here/pip" ;;
     *"install -q --no-index pip") [ -e "$here/pip" ] ;;
+    *" pip>=24.1") echo "$*" >>"$here/newer_pip" && ! [ -e "$TOP/no_newer_pip" ] ;;
     *"-m pip config list") ! [ -e "$TOP/index" ] || cat "$TOP/index" ;;
     *"-m pip "*)
         echo "$PIP_USE_PEP517 ${@: -1}" >>"$TOP/asked"
@@ -153,6 +154,15 @@ def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
     code, said = clone.start(command=["bash", "run_server.sh"])
     assert (code, said) == (9, "the stand-in was asked -m flowspec serve")
     assert clone.asked[1:] == [f"1 {clone.root}/serve/requirements.txt"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_old_pip_is_replaced_once_where_a_newer_one_is_found(clone, is_there):
+    if not is_there:
+        (clone.top / "no_newer_pip").touch()
+    assert clone.start()[0] == 0 and clone.start("tests/requirements.txt")[0] == 0
+    assert len((clone.root / ".venv" / "bin" / "newer_pip").read_text().splitlines()) == 1
+    assert len(clone.asked) == 2
 
 
 @pytest.mark.parametrize("without", ["", "uv_fails", "index"])
