@@ -18,8 +18,8 @@ COMMANDS = [*OF_STRATEGY, *OF_DRAFT]
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
 LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
              "run_server.sh": "serve"}
-SHORTER = dict.fromkeys(("run_pipe.sh", "run_eval.sh"), ["link=threads"])
-LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
+SHORTER = {"run_pipe.sh": ["link=threads", "max_new_tokens=16"], "run_eval.sh": ["link=threads"]}
+LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board")
 END = "-- end --\n"
 PROGRAM = """
 import json, os, runpy, sys, threading, time
