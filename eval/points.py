@@ -37,8 +37,11 @@ def point_dir(folder: Path, point: str) -> Path:
 def words_by_point(points: Mapping[str, Mapping[str, str]], argv: Sequence[str], folder: Path) -> dict[str, list[str]]:
     """Return the arguments of each point's evaluation: typed keys in place of the point's, and its results folder."""
     shared_words = [word for word in argv if not word.startswith("results=")]
-    return {point: with_defaults(shared_words, {**keys, "results": f"{point_dir(folder, point)}"}, TOY_PRESET)
-            for point, keys in points.items()}
+    point_words = {}
+    for point, keys in points.items():
+        point_keys = {**keys, "results": str(point_dir(folder, point))}
+        point_words[point] = with_defaults(shared_words, point_keys, TOY_PRESET)
+    return point_words
 
 
 def workers_of(argv: Sequence[str]) -> tuple[int, list[str]]:

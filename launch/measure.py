@@ -77,7 +77,8 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     lines = boards_of(path)
     specs = [prepared.spec(rank) for rank in range(1, prepared.placement.world)]
     spec, sizes, config = specs[0], specs[0].sizes, specs[0].config
-    request = {"config": spec.part.config, "layers": max(1, sizes.layers // len(lines)), "dtype": config.dtype,
+    num_layers = max(1, sizes.layers // len(lines))
+    request = {"config": spec.part.config, "layers": num_layers, "dtype": config.dtype,
                "device": config.device, "quant": spec.quant, "threads": config.threads_per_rank,
                "context": spec.context, "kernel": config.kernel, "seconds": MAX_SECONDS}
 
@@ -90,7 +91,8 @@ def measured_profile(path: str, prepared: Prepared, level: float, verdict: float
     # its wires, and the bytes of the model
     latency = median(board.latency for board in boards)
     links = tuple((0, rank, board.latency, board.mbps) for rank, board in enumerate(boards, 1))
-    stored_bytes = [each.part.weights.form(name).bytes for each in specs for name in each.part.weights.names()]
+    all_weights = [each.part.weights for each in specs]
+    stored_bytes = [weights.form(name).bytes for weights in all_weights for name in weights.names()]
 
     return Profile(
         f"boards of {path}, measured over ssh", sizes.layers, sizes.hidden * spec.like.element_size(),

@@ -170,8 +170,10 @@ def loaded(forms: Mapping[str, TensorForm], like: torch.Tensor) -> int:
 
 
 def _loading(source: Checkpoint, quantizes: str, stored_names: Collection[str] = ()) -> int:
-    """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized; but not
-    of those that stay as they are."""
+    """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized.
+
+    Tensors of `stored_names` stay as they are, so they take none.
+    """
     forms = [source.form(name) for name in source.names() if name not in stored_names]
     largest = max(forms, key=lambda form: form.bytes)
     if quantizes == "none":

@@ -248,6 +248,7 @@ class Text:
         try:
             with _readable(self.folder, self._settings) as folder:
                 tokenizer = call_tokenizer(file_tokenizer, folder, self._settings) or self._read_by_transformers(folder)
+
             _check_growth(tokenizer)
             _end_training(tokenizer)
             return tokenizer

@@ -142,8 +142,8 @@ def row_bits(options: GpuOptions) -> CheckLines:
         alone_D = layer.outputs(1)[0]
         differing = {num_rows: row_D for num_rows in range(2, 1 + max(STAGE_ROWS))
                      if not torch.equal(row_D := layer.outputs(num_rows)[0], alone_D)}
-        differences = [float((row_D.double() - alone_D.double()).norm() / alone_D.double().norm())
-                       for row_D in differing.values()]
+        exact_D = alone_D.double()
+        differences = [float((row_D.double() - exact_D).norm() / exact_D.norm()) for row_D in differing.values()]
         largest = max(differences, default=0.0)
         rows.append([number_type, as_ranges(list(differing)) or "none", f"{largest:.1e}"])
 
