@@ -419,9 +419,12 @@ class Decoder:
     def _read(self, reading: Sequence[Decoding]) -> None:
         """Run the networks for these requests, and advance them."""
         begin = self.ring.clock.now()
-        outputs = self.passes([decoding.reading for decoding in reading if decoding.reading is not None])
+        readings = [decoding.reading for decoding in reading if decoding.reading is not None]
+        outputs = self.passes(readings)
         seconds = self.ring.clock.now() - begin
 
+        num_guesses = sum(reading.num_logit_rows for reading in readings)
+        self.ring.pacing.gate.add_pass(num_guesses, seconds)
         for decoding in reading:
             decoding.target.add_level_seconds(seconds)
         self._note_progress([decoding.advance(output) for decoding, output in zip(reading, outputs)])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Sequence
 
 from config.trees import RoundCosts
-from pipeline.stage_times import SHORTEST_TIME_GROWTH
+from pipeline.stage_times import SHORTEST_TIME_GROWTH, ShortestTimes
 
 # Seconds after which settled tokens have weight 1 / e in their rate. More is calmer, less follows the text at hand. By
 # trial.
@@ -72,7 +73,7 @@ class DraftGate:
         self._rate = TokenRate()
         self._last_settled_at: float | None = None
         self._level_seconds: float | None = None
-
+        self._pass_times = ShortestTimes()  # by guesses that networks read, for all requests together
     def is_worth_waiting(self, level_tokens: float, segment_tokens: float, stage_seconds: float) -> bool:
         """Return whether a segment of `segment_tokens` expected tokens should wait for a level of `level_tokens`.
 
@@ -100,6 +101,27 @@ class DraftGate:
         """Add the seconds that networks took for one level."""
         shortest = seconds if self._level_seconds is None else SHORTEST_TIME_GROWTH * self._level_seconds
         self._level_seconds = min(seconds, shortest)  # a longer level also read a prompt, or was interrupted
+
+    def add_pass(self, num_guesses: int, seconds: float) -> None:
+        """Add the seconds in which networks have read this many guesses, of all requests together."""
+        if num_guesses:  # else only text was read
+            self._pass_times.learn(num_guesses, seconds)
+
+    def num_worth_reading(self, expected_tokens: Sequence[float], num_requests: int) -> int:
+        """Return how many guesses a level reads, of those with these expected tokens, the most first.
+
+        As many as bring most tokens a second: one more raises that if it brings more in its own time. The time of a
+        level without guesses is shared by the requests, since networks read for all of them in one pass.
+        """
+        seconds_of_pass, seconds_per_guess = self._pass_times.line()
+        level_seconds, level_tokens = seconds_of_pass / num_requests, 0.0
+
+        for num_guesses, tokens in enumerate(expected_tokens):
+            if tokens * level_seconds < level_tokens * seconds_per_guess:
+                return num_guesses
+            level_seconds += seconds_per_guess
+            level_tokens += tokens
+        return len(expected_tokens)
 
     def is_worth_drafting(self, level_tokens: float, due_at: float, now: float) -> bool:
         """Decide whether to begin a level of `level_tokens` expected tokens if the next answer is due at `due_at`.

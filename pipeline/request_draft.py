@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, ContextManager, Iterator
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Steps, WorthDrafting, always
+from model.drafts.draft import Draft, Steps, WorthDrafting, all_of
 from model.tree import TokenTree
 from pipeline.requests import RequestTarget
 from pipeline.trace import OFF
@@ -27,7 +27,7 @@ class RequestDraft(Draft):
     def refresh(self) -> None:
         self._draft.refresh()
 
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = all_of) -> Steps[bool]:
         if self._target.guesses:
             if self._target.is_late:
                 return False

@@ -136,25 +136,36 @@ class RequestTarget(Target):
             return segment_rows
         return self.ring.pacing.rows.share(self, running, segment_rows)
 
-    def worth_waiting(self, expected_tokens: float) -> bool:
+    def worth_waiting(self, expected_tokens: Sequence[float]) -> int:
         self._finish_level()
 
         # a draft's network reads the prompt in the first level, whose time is thus no level's
         is_reading_prompt = len(self.tree.trunk) <= self._prompt_length + 1
         if not self.options.thrifty or is_reading_prompt:
-            return False
+            return 0
 
         pacing = self.ring.pacing
+        num_guesses, level_tokens = self._of_level(expected_tokens)
         probabilities = pacing.rows.paying(self, self.options.segment_rows)
         segment_tokens = len(self.tree.unsent_text) + sum(probabilities)
         stage_seconds = pacing.times.slowest(len(probabilities) + 1)
-        return pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
+        is_worth = pacing.gate.is_worth_waiting(level_tokens, segment_tokens, stage_seconds)
+        return num_guesses if is_worth else 0
 
-    def worth_drafting(self, expected_tokens: float) -> bool:
+    def worth_drafting(self, expected_tokens: Sequence[float]) -> int:
         self._finish_level()
+        if not self.options.thrifty:
+            return len(expected_tokens)
+
         pacing = self.ring.pacing
-        is_worth = pacing.gate.is_worth_drafting(expected_tokens, pacing.first_stage.due_at, self.ring.clock.now())
-        return is_worth or not self.options.thrifty
+        num_guesses, level_tokens = self._of_level(expected_tokens)
+        is_worth = pacing.gate.is_worth_drafting(level_tokens, pacing.first_stage.due_at, self.ring.clock.now())
+        return num_guesses if is_worth else 0
+
+    def _of_level(self, expected_tokens: Sequence[float]) -> tuple[int, float]:
+        """Return how many of these guesses a level reads, and the tokens that it is expected to bring."""
+        num_guesses = self.ring.pacing.gate.num_worth_reading(expected_tokens, len(self.ring.running))
+        return num_guesses, sum(expected_tokens[:num_guesses])
 
     @property
     def guesses(self) -> bool:

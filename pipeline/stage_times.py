@@ -177,12 +177,41 @@ class Curve:
         return [extrapolated(rising, num_rows) for num_rows in row_counts]
 
 
+class ShortestTimes:
+    """The shortest seconds by rows that were measured lately, with one point between successive powers of two."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, CurvePoint] = {}  # by the number of bits of their rows
+
+    def learn(self, num_rows: int, seconds: float) -> None:
+        """Add a measurement."""
+        num_bits = num_rows.bit_length()
+        shortest = self._points.get(num_bits, (num_rows, seconds))[1]
+        self._points[num_bits] = num_rows, min(seconds, SHORTEST_TIME_GROWTH * shortest)
+
+    def curve(self) -> list[CurvePoint]:
+        """Return the points, the fewest rows first; fewer rows do not take longer. No time before any measurement."""
+        points: list[CurvePoint] = []
+        least = math.inf
+        for rows, seconds in sorted(self._points.values(), reverse=True):
+            least = min(seconds, least)
+            points.insert(0, (rows, least))
+        return points or [(1, 0.0)]
+
+    def line(self) -> tuple[float, float]:
+        """Return the seconds without rows and those of one more row, by the line through both ends of the curve."""
+        curve = self.curve()
+        (first_rows, first_seconds), (last_rows, last_seconds) = curve[0], curve[-1]
+        seconds_per_row = (last_seconds - first_seconds) / max(1, last_rows - first_rows)
+        return max(0.0, first_seconds - first_rows * seconds_per_row), seconds_per_row
+
+
 class StageTimes:
     """The curves of all stages of a ring, and of the wires between them."""
 
     def __init__(self) -> None:
         self.curves: list[Curve] = []  # of each stage that was visited
-        self._wire_points: dict[int, CurvePoint] = {}  # like the points of a curve, with the shortest measured times
+        self._wire_times = ShortestTimes()
         self._slowest_stage: list[CurvePoint] = []  # curve of the slowest stage; empty after a new measurement
         self._whole_way: list[CurvePoint] = []  # curve of all stages and wires together
 
@@ -198,9 +227,7 @@ class StageTimes:
         wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
         is_whole = num_rows and has_visited_all and visits[-1].rows == num_rows  # nothing was pruned in flight
         if is_whole and wire_seconds > 0:  # else the estimate was wrong, and the factor would lower it for ever
-            num_bits = num_rows.bit_length()
-            shortest = self._wire_points.get(num_bits, (num_rows, wire_seconds))[1]
-            self._wire_points[num_bits] = num_rows, min(wire_seconds, SHORTEST_TIME_GROWTH * shortest)
+            self._wire_times.learn(num_rows, wire_seconds)
         self._slowest_stage = []
 
     def slowest(self, num_rows: int) -> float:
@@ -234,17 +261,11 @@ class StageTimes:
         seconds_by_stage = list(zip(*stage_curves)) or [(0.0,)] * len(CURVE_ROWS)
 
         # wires
-        wire_curve: list[CurvePoint] = []
-        least = math.inf
-        for rows, seconds in sorted(self._wire_points.values(), reverse=True):
-            least = min(seconds, least)  # fewer rows do not take longer
-            wire_curve.insert(0, (rows, least))
-        wire_curve = wire_curve or [(1, 0.0)]
+        wire_curve = self._wire_times.curve()
         wire_seconds = [interpolated(wire_curve, num_rows) for num_rows in CURVE_ROWS]
 
         # the slowest stage, or wire: rows follow each other on it, too
-        (first_rows, first_seconds), (last_rows, last_seconds) = wire_curve[0], wire_curve[-1]
-        seconds_per_row = (last_seconds - first_seconds) / max(1, last_rows - first_rows)
+        _, seconds_per_row = self._wire_times.line()
         wire_share = 1 / max(1, len(self.curves))  # as many wires carry the rows from stage to stage
         self._slowest_stage = [(num_rows, max(*stages, wire_share * seconds_per_row * num_rows))
                                for num_rows, stages in zip(CURVE_ROWS, seconds_by_stage)]

@@ -49,11 +49,11 @@ class Target(Protocol):
     def ready(self) -> bool:
         """Process arrived messages; return whether a segment has come back, so that `wait` would not wait."""
 
-    def worth_drafting(self, expected_tokens: float) -> bool:
-        """Return whether drafting a level of guesses, with `expected_tokens`, is worth its time."""
+    def worth_drafting(self, expected_tokens: Sequence[float]) -> int:
+        """Return how many guesses, of these expected tokens, are worth their time in a level; 0: no level is."""
 
-    def worth_waiting(self, expected_tokens: float) -> bool:
-        """Return whether unsent nodes should wait, to leave with a new level of `expected_tokens`."""
+    def worth_waiting(self, expected_tokens: Sequence[float]) -> int:
+        """Return how many guesses are read in a level for which unsent nodes should wait; 0: they should not."""
 
     def send(self, nodes: Sequence[int]) -> None:
         """Send these nodes of the tree without waiting."""

@@ -120,13 +120,13 @@ def test_guesses_that_would_not_leave_with_a_tip_do_not_make_it_wait_for_a_level
     for token in (2, 3):
         tree.cut()
         tree.settle(token)
-    assert len(tree.unsent_text) == 1 and not target.worth_waiting(0.08)
+    assert len(tree.unsent_text) == 1 and target.worth_waiting([0.08]) == 0
 
     for token in range(30):
         tree.add(tree.tip, token, -4.0)
-    assert not target.worth_waiting(0.08)
+    assert target.worth_waiting([0.08]) == 0
     tree.add(tree.tip, 30, -0.01)
-    assert target.worth_waiting(0.25)
+    assert target.worth_waiting([0.25]) == 1
 
 
 def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, link):

@@ -207,6 +207,21 @@ def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_
     assert gate.is_worth_drafting(promise, due, 3.0) is pays
 
 
+@pytest.mark.parametrize("seconds_per_guess", [0.0, 0.01, 0.5, 1.0, 8.0])
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_a_level_reads_as_many_guesses_as_bring_most_tokens_a_second(seconds_per_guess, num_requests):
+    """The number is found by trying all; passes that only read text say nothing of guesses."""
+    gate, expected_tokens = DraftGate(), [0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+    assert gate.num_worth_reading(expected_tokens, num_requests) == 6, "nothing is known yet"
+    for num_guesses in (1, 11):
+        gate.add_pass(0, 0.1)
+        gate.add_pass(num_guesses, 3.0 + num_guesses * seconds_per_guess)
+
+    rates = [sum(expected_tokens[:num_guesses]) / (3.0 / num_requests + num_guesses * seconds_per_guess)
+             for num_guesses in range(1, 7)]
+    assert gate.num_worth_reading(expected_tokens, num_requests) == 1 + rates.index(max(rates))
+
+
 def test_what_was_settled_long_ago_counts_little():
     gate = DraftGate()
     gate.add_level(1.0)

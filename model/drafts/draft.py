@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Guesses = Sequence[Tuple[int, float]]  # token and probability
-WorthDrafting = Callable[[float], bool]  # whether there is time for a level of this many expected tokens
+WorthDrafting = Callable[[Sequence[float]], int]  # how many guesses to read, by their expected tokens, the most first
 
 
 class Reading(NamedTuple):
@@ -44,9 +44,9 @@ Steps = Generator[Any, Any, Result]  # yields a Reading, and is sent a Read
 Passes = Callable[[Sequence[Reading]], List[Read]]
 
 
-def always(expected_tokens: float) -> bool:
-    """Return True: there is time for any level."""
-    return True
+def all_of(expected_tokens: Sequence[float]) -> int:
+    """Return the number of these guesses: a level reads all of them."""
+    return len(expected_tokens)
 
 
 class Draft:
@@ -96,11 +96,11 @@ class Draft:
         for mine, theirs in zip(self.parts, twin.parts):
             mine.copy(theirs, num_tokens)
 
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = all_of) -> Steps[bool]:
         """Add one level of guesses; return False if none is worth drafting, or none can be drafted yet.
 
-        Best-first growth first calls `worth_drafting` with the expected tokens of the level. Use `yield from`, so
-        that the caller of the strategy can let networks read for several requests at once.
+        Best-first growth first calls `worth_drafting` with the expected tokens of each guess that it may read. Use
+        `yield from`, so that the caller of the strategy can let networks read for several requests at once.
         """
         yield from ()
         return False

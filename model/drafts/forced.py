@@ -8,7 +8,7 @@ from heapq import nlargest
 from itertools import islice
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Steps, WorthDrafting, always
+from model.drafts.draft import Draft, Steps, WorthDrafting, all_of
 from model.tree import TokenTree
 
 FORCED_SOURCE = "grammar"
@@ -21,7 +21,7 @@ class ForcedDraft(Draft):
     def __init__(self, draft: Draft) -> None:
         self._draft, self.parts = draft, (draft,)
 
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = all_of) -> Steps[bool]:
         has_grown = self._force(tree, growth)
         has_grown |= yield from self._draft.grow(tree, growth, worth_drafting)
         return has_grown

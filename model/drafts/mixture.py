@@ -15,7 +15,7 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 import torch
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Guesses, Steps, WorthDrafting, always
+from model.drafts.draft import Draft, Guesses, Steps, WorthDrafting, all_of
 from model.drafts.network import Network
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
@@ -115,7 +115,7 @@ class Mixture(Draft):
             self._suffix.reset()
         self._tree = None
 
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = all_of) -> Steps[bool]:
         """Grow level by level for a shape, or one network that does so unless `growth.anywhere`; else best first."""
         if growth.shape or not (growth.anywhere or self._mixes):
             return (yield from self._grow_by_level(tree, growth))
@@ -145,7 +145,8 @@ class Mixture(Draft):
         predicted_nodes: list[int] = []
         if addable_tokens >= LEVEL_PRICE:
             nodes = self._choose(tree, growth, self.parts)
-            if nodes and worth_drafting(self._expected_tokens(tree, nodes)):
+            nodes = nodes[:worth_drafting(self._expected_tokens(tree, nodes))] if nodes else []
+            if nodes:
                 predicted_nodes = yield from self._expand(tree, nodes, growth.width, self.parts)
         if not predicted_nodes and self._suffix:
             nodes = self._choose(tree, growth, ())
@@ -231,11 +232,11 @@ class Mixture(Draft):
                 chosen_nodes.append(node)
         return chosen_nodes
 
-    def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> float:
-        """Return the expected number of additional correct guesses if these nodes are read."""
+    def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> list[float]:
+        """Return the expected number of additional correct guesses for each of these nodes that is read."""
         tip_score = tree.nodes[tree.tip].score
         path_scores = [tree.nodes[node].score for node in nodes]
-        return self._foresight * sum(math.exp(score - tip_score) for score in path_scores)
+        return [self._foresight * math.exp(score - tip_score) for score in path_scores]
 
     def _is_wanted(self, tree: TokenTree, node: int, networks: Sequence[Network]) -> bool:
         """Return whether a source can guess after this node and has not, with a position left for the guess."""
@@ -449,7 +450,7 @@ class Blend:
     weight times PRIOR_TOKENS. Converged weights equal the mean of their responsibilities, so they are a fixed point of
     expectation maximisation. The log-likelihood is concave in the weights, so this is its maximum, with a Dirichlet
     prior. As the sums decay, the weights vary around it, less with a longer window. The prior does not decay, so a
-    source that was always wrong keeps a small weight, from which it can recover.
+    source that was all_of wrong keeps a small weight, from which it can recover.
 
     The mixture is sharpened, not each source: a mixture of calibrated sources is correct more often than it claims
     (Ranjan and Gneiting, 2010), and the weights of sources with a changing sharpness would not converge.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from config.trees import Growth
 from model.cache import SegmentCache, TreeCache, together
-from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Steps, WorthDrafting, always
+from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Steps, WorthDrafting, all_of
 from model.rules import Proposed, drawing, drawn, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import Proposal, TokenTree
@@ -238,7 +238,7 @@ class TreeDraft(Network):
         if self.drifts:
             self.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = all_of) -> Steps[bool]:
         """Draft one more level (EAGLE-2, section 4.1); return False if none is worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; the best `nodes` of
