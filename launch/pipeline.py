@@ -26,6 +26,7 @@ from launch.probe import (
     TIMED_CONTEXT,
     batch_seconds,
     latencies,
+    learn_slowest_wire,
     level_seconds,
     level_share,
     round_trip,
@@ -426,13 +427,18 @@ class Pipeline:
     def _costs(self, config: RunConfig, draft: Draft) -> RoundCosts:
         """Return the costs of rounds; those of levels and of larger segments only if all ranks share one machine."""
         seconds_by_rows = {1: self.round_trip, **self.batch_seconds}
-        is_one_machine = config.kind == "real" and not (config.hosts or config.master)
-        if not is_one_machine or self.spec.context < TIMED_CONTEXT:
+        if not self._is_one_machine or self.spec.context < TIMED_CONTEXT:
             return RoundCosts(tuple(sorted(seconds_by_rows.items())))
 
         seconds_by_rows = {**self.segment_seconds, **seconds_by_rows}
         seconds = level_seconds(self.ring, draft.networks, self.passes, config.tree.stream)
         return RoundCosts(tuple(sorted(seconds_by_rows.items())), seconds)
+
+    @property
+    def _is_one_machine(self) -> bool:
+        """Whether all ranks share the cores of one machine, and no wires are emulated."""
+        config = self.spec.config
+        return config.kind == "real" and not (config.hosts or config.master)
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """Return the number of guesses in a verification of DSI, given or measured; warn if replicas are too few."""
@@ -463,7 +469,10 @@ class Pipeline:
     @cached_property
     def segment_seconds(self) -> dict[int, float]:
         """The seconds of segments once round the pipeline, by their rows."""
-        return segment_seconds(self.ring, self.spec.context)
+        seconds_by_rows = segment_seconds(self.ring, self.spec.context)
+        if not self._is_one_machine:
+            learn_slowest_wire(self.ring, max(seconds_by_rows), self.spec.context)
+        return seconds_by_rows
 
     @cached_property
     def batch_seconds(self) -> dict[int, float]:

@@ -24,6 +24,7 @@ SIZES = (16, 32, 64)  # rows
 FLAT_RATIO = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long
 TIMED_GUESSES = 8  # guesses that are timed, and tokens of the text before them
 TIMED_CONTEXT = 2 * TIMED_GUESSES + 2  # tokens of a context in which levels can be timed
+NUM_TOGETHER = 4  # segments that leave together, to find the slowest wire
 ROUND_TRIPS = 3  # of which the fastest counts
 SEARCH_ROUNDS = 3  # rounds in which the rows of a verification are searched
 ROUNDING_ERROR = 1e-9  # relative; up to it a quotient counts as an integer
@@ -55,6 +56,24 @@ def segment_seconds(ring: Ring, context: int) -> dict[int, float]:
         if seconds_by_rows[num_rows] > FLAT_RATIO * seconds_by_rows[row_counts[0]]:
             break
     return seconds_by_rows
+
+
+def learn_slowest_wire(ring: Ring, num_rows: int, context: int) -> None:
+    """Measure the seconds between segments of this many rows that leave together, if a context has room for them."""
+    if NUM_TOGETHER * num_rows > context:
+        return
+    tree = TokenTree([0] * NUM_TOGETHER * num_rows, NUM_TOGETHER * num_rows, ring.ids)
+    target = ring.open(tree, Sampler())
+    while tree.unsent_text:
+        target.send(tree.cut(None, num_rows))
+
+    returned_at = []
+    while target.in_flight:
+        for _ in target.wait():
+            ring.listen()
+        returned_at.append(ring.clock.now())
+    target.close()
+    ring.pacing.times.learn_interval(num_rows, (returned_at[-1] - returned_at[0]) / (NUM_TOGETHER - 1))
 
 
 def segment_rows(seconds: Mapping[int, float]) -> int:

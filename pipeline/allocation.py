@@ -116,11 +116,12 @@ class RowAllocator:
         that a row becomes text. Without a tip in the segment a wrong guess dies half-way on average.
         """
         expected_tokens = float(num_tips)
+        half_round_trip = self._times.round_trip(max(1, num_text_rows)) / 2  # guesses must not pay for each other
         share_of_stages = 1.0 if num_tips else WRONG_SHARE
 
         for index, probability in enumerate(probabilities):
             num_rows = num_text_rows + index
-            seconds_earlier = max(self._times.slowest(num_rows), self._times.round_trip(num_rows) / 2)
+            seconds_earlier = max(self._times.slowest(num_rows), half_round_trip)
             gain = probability * seconds_earlier
             cost = share_of_stages * expected_tokens * self._times.seconds_per_row(num_rows)
             if expected_tokens and gain < cost:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass
-from operator import add
+from operator import add, itemgetter
 from typing import AbstractSet, Sequence
 
 from config.curves import CurvePoint, extrapolated, interpolated
@@ -33,6 +33,10 @@ SHORTEST_TIME_GROWTH = 1.005
 # The largest factor by which a new time raises those for other numbers of rows: a single delay may not do more. A lower
 # limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
 MAX_SCALE = 2.0
+
+# A wire is slower than all stages if segments that leave together come back this many times as far apart as the slowest
+# stage takes: a random delay is not. By trial.
+WIRE_RATIO = 1.25
 
 # The rows at which the curves of all stages are summed: powers of two, as a curve has one point between two of them.
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -186,15 +190,22 @@ class ShortestTimes:
     def learn(self, num_rows: int, seconds: float) -> None:
         """Add a measurement."""
         num_bits = num_rows.bit_length()
-        shortest = self._points.get(num_bits, (num_rows, seconds))[1]
-        self._points[num_bits] = num_rows, min(seconds, SHORTEST_TIME_GROWTH * shortest)
+        rows, shortest = self._points.get(num_bits, (num_rows, seconds))
+        longer = rows, SHORTEST_TIME_GROWTH * shortest
+        self._points[num_bits] = min((num_rows, seconds), longer, key=itemgetter(1))
 
     def curve(self) -> list[CurvePoint]:
-        """Return the points, the fewest rows first; fewer rows do not take longer. No time before any measurement."""
+        """Return the points, the fewest rows first; no time before any measurement.
+
+        Fewer rows do not take longer, and each further row takes no less than the one before. So a point above the
+        line between others was measured with a delay, and is left out.
+        """
         points: list[CurvePoint] = []
         least = math.inf
         for rows, seconds in sorted(self._points.values(), reverse=True):
             least = min(seconds, least)
+            while len(points) > 1 and _slope((rows, least), points[0]) >= _slope(*points[:2]):
+                del points[0]
             points.insert(0, (rows, least))
         return points or [(1, 0.0)]
 
@@ -206,12 +217,18 @@ class ShortestTimes:
         return max(0.0, first_seconds - first_rows * seconds_per_row), seconds_per_row
 
 
+def _slope(left: CurvePoint, right: CurvePoint) -> float:
+    """Return the seconds of a row between two points of a curve."""
+    return (right[1] - left[1]) / (right[0] - left[0])
+
+
 class StageTimes:
     """The curves of all stages of a ring, and of the wires between them."""
 
     def __init__(self) -> None:
         self.curves: list[Curve] = []  # of each stage that was visited
-        self._wire_times = ShortestTimes()
+        self._wire_times = ShortestTimes()  # of all wires together
+        self._slowest_wire_share = 0.0  # of the time of a row on all wires; 0: all have the same
         self._slowest_stage: list[CurvePoint] = []  # curve of the slowest stage; empty after a new measurement
         self._whole_way: list[CurvePoint] = []  # curve of all stages and wires together
 
@@ -229,6 +246,16 @@ class StageTimes:
         if is_whole and wire_seconds > 0:  # else the estimate was wrong, and the factor would lower it for ever
             self._wire_times.learn(num_rows, wire_seconds)
         self._slowest_stage = []
+
+    def learn_interval(self, num_rows: int, seconds: float) -> None:
+        """Add the seconds between the returns of segments of `num_rows` rows that left together.
+
+        They follow each other as fast as the slowest stage, or wire, lets them.
+        """
+        _, seconds_per_row = self._wire_times.line()
+        if seconds > WIRE_RATIO * self.slowest(num_rows) and seconds_per_row:
+            self._slowest_wire_share = min(1.0, seconds / num_rows / seconds_per_row)
+            self._slowest_stage = []
 
     def slowest(self, num_rows: int) -> float:
         """Return the seconds of the slowest stage for `num_rows` rows; 0 before any measurement."""
@@ -266,7 +293,8 @@ class StageTimes:
 
         # the slowest stage, or wire: rows follow each other on it, too
         _, seconds_per_row = self._wire_times.line()
-        wire_share = 1 / max(1, len(self.curves))  # as many wires carry the rows from stage to stage
+        equal_share = 1 / max(1, len(self.curves))  # as many wires carry the rows from stage to stage
+        wire_share = self._slowest_wire_share or equal_share
         self._slowest_stage = [(num_rows, max(*stages, wire_share * seconds_per_row * num_rows))
                                for num_rows, stages in zip(CURVE_ROWS, seconds_by_stage)]
 

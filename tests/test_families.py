@@ -124,6 +124,9 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
         linear_conv_kernel_dim=3, full_attention_interval=2, tie_word_embeddings=True),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
+# Of numbers of about 1: transformers adds up the recurrent states of a prompt in chunks, in float32. By a processor with
+# AVX-512 one row of 70 was off by 0.005.
+CHUNK_ERROR = 0.02
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3
           for i in range(70)]  # longer than the context that LLAMA3 began with
 
@@ -258,7 +261,7 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
             x = stage.part(x, torch.tensor(pos[begin:end]), stage.cache(0))
         outs.append(x)
     got = torch.cat(outs)
-    tolerance = 1e-3 if saved.sizes.delta.key_heads else 1e-4  # transformers adds a prompt's states up in chunks
+    tolerance = CHUNK_ERROR if saved.sizes.delta.key_heads else 1e-4
     for rows, text in (([*range(70)], PROMPT), ([70, 72], [*PROMPT, 5, 7]), ([71, 73], [*PROMPT, 6, 8])):
         torch.testing.assert_close(got[rows], saved.hidden(text)[-len(rows):], atol=tolerance, rtol=1e-4)
     dropped = {slots.window for stage in stages for slots in stage.cache(0).slots if slots.first}
@@ -272,7 +275,8 @@ def test_the_logits_of_a_whole_model_are_those_of_transformers(saved):
     whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=longest)
     got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
     want = saved.model(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+    tolerance = CHUNK_ERROR if saved.sizes.delta.key_heads else 1e-3
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=1e-3)
 
 
 def test_the_parts_hold_every_tensor_once_and_a_tied_head_twice(saved):

@@ -75,16 +75,18 @@ def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_coun
     assert times.slowest(16) == pytest.approx(2 * times.slowest(1))
 
 
-def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
+def test_wires_count_by_the_shortest_times_and_none_of_those_with_a_delay():
+    """Four rows came back late. Of 13 rows, no time is longer than that of nine by their share."""
     times = StageTimes()
     for rows, wires in ((1, 5.0), (9, 2.0),
-                        (1, 0.5), (4, 9.0), (9, 4.0)):
+                        (1, 0.5), (4, 9.0), (13, 4.0)):
         times.learn([Visit(rows, 1.0)] * 3, 3.0 + wires)
+    seconds_of_row = (SHORTEST_TIME_GROWTH * 2.0 - 0.5) / (9 - 1)
     assert times.slowest(8) == 1.0
-    assert times.seconds_per_row(2) == pytest.approx((SHORTEST_TIME_GROWTH * 2.0 - 0.5) / 3)
-    assert times.seconds_per_row(8) == 0.0
+    assert [times.seconds_per_row(rows) for rows in (2, 4)] == pytest.approx([seconds_of_row] * 2)
+
     times.learn([Visit(20, 1.0), Visit(7, 1.0), Visit(7, 1.0)], 99.0)
-    assert times.seconds_per_row(16) == 0.0, "what was pruned on its way says nothing of wires"
+    assert times.seconds_per_row(4) == pytest.approx(seconds_of_row), "what was pruned in flight says nothing of wires"
 
 
 def test_segments_leave_no_faster_than_rows_follow_each_other_on_the_wires():
@@ -93,6 +95,16 @@ def test_segments_leave_no_faster_than_rows_follow_each_other_on_the_wires():
     for rows in (1, 32):
         times.learn([Visit(rows, 1.0)] * 3, 3.0 + 7.0 + 0.3 * (rows - 1))
     assert [times.slowest(rows) for rows in (1, 8, 16, 32)] == pytest.approx([1.0, 1.0, 1.6, 3.2])
+
+
+@pytest.mark.parametrize("seconds_apart, slowest", [(3.2, 3.2), (1.9, 1.6)])
+def test_segments_leave_no_faster_than_the_slowest_wire_lets_them_follow_each_other(seconds_apart, slowest):
+    """A row takes 0.3 s on three wires; the slowest of them has two thirds, or a delay of less than a quarter."""
+    times = StageTimes()
+    for rows in (1, 32):
+        times.learn([Visit(rows, 1.0)] * 3, 3.0 + 0.3 * rows)
+    times.learn_interval(16, seconds_apart)
+    assert [times.slowest(rows) for rows in (16, 32)] == pytest.approx([slowest, 2 * slowest])
 
 
 def test_no_wire_is_taken_to_need_less_than_no_time():
@@ -116,6 +128,8 @@ def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
         wired.learn([Visit(rows, 1.0)] * 4, 4.0 + rows)
     assert rows_of(wired, .3, .3, .1) == 1, "0.3 of half a round trip of 5 s is less than a row's second"
     assert rows_of(wired, .3, .1, .01, text=False) == 2
+    falling = [.3, .29, .28, .27, .26, .25, .24, .23, .22]
+    assert rows_of(wired, *falling, text=False) == 5, "a guess gains no more because others make the round trip longer"
 
 
 def test_a_guess_gains_half_a_round_trip_where_wires_are_long_and_a_stages_time_where_they_are_short():

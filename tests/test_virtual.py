@@ -31,7 +31,7 @@ from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
 from sim.paths import Paths
 from sim.stages import VirtualStage, Work
-from sim.wires import ModelledWire
+from sim.wires import NODE_BYTES, ModelledWire
 from tests.json_files import save_json
 from tests.test_emulate import QUICK
 from tests.tiny import CONFIG, TINY
@@ -248,6 +248,16 @@ def test_plain_decoding_takes_what_the_profile_says_and_no_more():
     message, row, _ = profile.own_times
     assert answer.decode_seconds == pytest.approx(stages + wires + 2 * (profile.verdict + message + row) / 1e3)
     assert len(ids) == 12
+
+
+def test_the_start_finds_a_wire_that_is_slower_than_the_stages(tmp_path):
+    """Of wires with 100 Mbit/s one has 10: sixteen rows of 8 KB take it 105 ms, a stage 60, and a mean wire 35."""
+    path = tmp_path / "uneven.json"
+    path.write_text('{"like": "jetson-7b", "mbps": 100, "factors": [1, 1, 1, 1], "links": [[2, 3, 1.5, 10]]}')
+    with Pipeline.open("toy", time="virtual", profile=str(path)) as pipeline:
+        assert pipeline.decoder.cfg.stream.segment == 16
+        seconds_of_rows = PROFILES["jetson-7b"].wired(1.5, 10).transfer(16 * (8192 + NODE_BYTES))
+        assert pipeline.ring.pacing.times.slowest(16) == pytest.approx(seconds_of_rows, rel=0.02)
 
 
 STAGE_SECONDS = PROFILES["jetson-7b"].stage(0.25, 1, 40)
