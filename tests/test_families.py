@@ -122,7 +122,7 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
         linear_conv_kernel_dim=3, full_attention_interval=2, tie_word_embeddings=True),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
-# Of numbers of about 1: transformers adds up the recurrent states of a prompt in chunks, in float32. By a processor with
+# Of numbers of about 1: transformers adds up a prompt's recurrent states in chunks, in float32. On a processor with
 # AVX-512 one row of 70 was off by 0.005.
 CHUNK_ERROR = 0.02
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3
