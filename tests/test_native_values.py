@@ -358,13 +358,22 @@ def test_the_output_of_the_last_layer_is_copied_before_the_norm():
         assert_close(copies[number], right_input)
 
 
-def test_a_segment_is_given_up_between_layers():
-    native, tokens = NativeRows(CONFIGS["no option"], tensors_of("no option")), torch.from_numpy(TOKENS[:1])
+@pytest.mark.parametrize("num_rows, layers_between_questions", [(92, 1), (91, 2), (46, 2), (45, 3)])
+def test_a_segment_is_given_up_between_layers(num_rows, layers_between_questions):
+    """It is asked for before the first layer, and before one that follows 2 ** 25 products of weights and rows."""
+    c = replace(SIZES, layers=6, hidden=160, intermediate=640)
+    native = NativeRows(c, drawn_tensors(c))
+    num_weights = (10 + 6) * 24 * 160 + 3 * 160 * 640
+    assert -(-2 ** 25 // (num_weights * num_rows)) == layers_between_questions
+
+    tokens, parents = torch.zeros(num_rows, dtype=torch.int64), [*range(-1, num_rows - 1)]
     answers = [True, False]
-    assert native.read(tokens, PARENTS, still_needed=lambda: answers.pop(0)) is None and not answers
-    answers = [True] * 4
-    assert native.read(tokens, [-1, -1], 1, still_needed=lambda: answers.pop()) is not None
-    assert answers == [True], "asked once before each of three layers"
+    assert native.read(tokens, parents, still_needed=lambda: answers.pop(0)) is None and not answers
+
+    native.cache.clear()
+    answers = [True] * 6
+    assert native.read(tokens, parents, still_needed=lambda: answers.pop()) is not None
+    assert len(answers) == 6 - 6 // layers_between_questions
 
 
 @of_each_level

@@ -44,6 +44,7 @@
 #define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
 #define ITEMS_PER_THREAD 4 /* of a product: threads that are interrupted leave items to the others */
 #define CACHE_LINE 64 /* bytes */
+#define QUESTION_PRODUCTS (1 << 25) /* at least, between two questions whether a segment is needed: about 3 ms */
 #define PREFETCH_BYTES 2048 /* of a weight that are fetched ahead, since a tile's rows keep the processor busy */
 
 enum Form { FLOAT32, BFLOAT16, INT8, SUBGROUP_INT8, INT4 };
@@ -109,7 +110,7 @@ typedef struct {
     const float *cos, *sin; /* `[T, R]`; the sines of the first R / 2 are negative */
     const Request *requests;
     float *const *layer_inputs; /* where to copy the rows before each layer, and after the last; NULL for nowhere */
-    int32_t (*still_needed)(void); /* asked before each layer */
+    int32_t (*still_needed)(void); /* asked before the first layer, and before one after QUESTION_PRODUCTS */
     const float *local_cos, *local_sin; /* as cos and sin, for layers with local positions; NULL if there are none */
 } Segment;
 
@@ -872,6 +873,13 @@ static bool list_rows(Run *run) {
     return true;
 }
 
+static int64_t num_weights(const Layer *layer) {
+    const Weight *weights[] = {&layer->qkv, &layer->o, &layer->gate_up, &layer->down};
+    int64_t sum = 0;
+    for (int i = 0; i < 4; i++) sum += weights[i]->num_outputs * weights[i]->num_inputs;
+    return sum;
+}
+
 /* Copy the rows, if the input of this layer is wanted; the number of layers stands for the output of the last one. */
 static void copy_layer_input(const Run *run, int64_t layer_index) {
     float *const *layer_inputs = run->segment->layer_inputs;
@@ -950,8 +958,13 @@ EXPORTED int32_t slice_run(Slice *slice, const Segment *segment) {
     if (!list_rows(&run)) return OUT_OF_BOUNDS;
 
     /* layers */
+    int64_t num_products = QUESTION_PRODUCTS; /* since the last question */
     for (int64_t i = 0; i < m->num_layers; i++) {
-        if (segment->still_needed && !segment->still_needed()) return GIVEN_UP;
+        if (num_products >= QUESTION_PRODUCTS) {
+            if (segment->still_needed && !segment->still_needed()) return GIVEN_UP;
+            num_products = 0;
+        }
+        num_products += num_rows * num_weights(&m->layers[i]);
         copy_layer_input(&run, i);
         compute_layer(&run, &m->layers[i]);
     }
