@@ -248,7 +248,7 @@ def _step(spec: RankSpec, sizes: LlamaConfig, quant: str, num_rows: int) -> int:
     widened_values = min(head_values * sizes.kv_heads, max(MAX_WIDENED, head_values))  # of keys, and as many of values
     score_bytes = num_rows * spec.slots * 2 * sizes.heads * max(sum_bytes, 4) + 2 * widened_values * sum_bytes
     mask_rows = max(num_rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
-    mask_bytes = mask_rows * spec.slots * 2 * sum_bytes  # with room to grow
+    mask_bytes = mask_rows * spec.slots * 2 * sum_bytes  # and their copies
 
     unfolded_bytes = sizes.hidden * sizes.intermediate * wide_bytes if quant in LIBRARY_KINDS else 0
     return table_bytes + activation_bytes + score_bytes + mask_bytes + unfolded_bytes

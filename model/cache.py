@@ -131,9 +131,6 @@ class TreeCache:
         for states in self.states.values():
             states.clear()
 
-        # The additive mask. Left of `settled` it stays zero, so a step writes only the columns of the tail.
-        self._mask = for_sums(self.like.new_zeros(len(self._sees), 0))
-
         self.settled = 0
         self._survivors = Survivors()
         self._set_tail([])
@@ -157,7 +154,6 @@ class TreeCache:
             mine.copy(theirs, length)
         for layer, states in self.states.items():
             states.copy(source.states[layer], length)
-        self._mask.zero_()
         self.settled = length
 
     def _check_beginning(self, length: int) -> None:
@@ -228,18 +224,13 @@ class TreeCache:
         if mutual:
             self._sees[start + text:tail_end, start + text:tail_end] = True
         if start == 0:
-            # These rows continue the settled text. They settle at the next step, since until then the mask needs their
-            # columns: a row of text does not see the later ones of its own segment.
+            # These rows continue the settled text. They settle at the next step, since a row of text does not see the
+            # later ones of its own segment.
             self._num_leading = text
 
-        # the mask of these rows
         self._num_rows = len(nodes)
         self._masks: dict[tuple[int, int], Tensor] = {}  # shared by all layers with this window and size of head groups
         self._last_slots_by_number: dict[int, np.ndarray] = {}
-        hidden = torch.from_numpy(~self._sees[start:tail_end, :tail_end])
-        tail_mask = self._mask[:len(nodes), self.settled:end]
-        tail_mask.zero_()
-        tail_mask.masked_fill_(upload(hidden, self._mask.device), float("-inf"))
 
     def admitted(self) -> list[AdmittedRows]:
         """Return the admitted rows, as the only request's."""
@@ -257,10 +248,18 @@ class TreeCache:
         group_size = len(q_HTE) // len(k_KTE)
         mask_kind = form.window, group_size
         if mask_kind not in self._masks:
-            mask = self._mask[:self._num_rows, slots.first:end]
+            mask = self._mask(slots.first)
             window_mask = self._within(form.window, mask) if form.window else mask
-            self._masks[mask_kind] = for_sums(window_mask.repeat(group_size, 1))
+            self._masks[mask_kind] = window_mask.repeat(group_size, 1)
         return attend(q_HTE, slots.read(layer_index, end), self._masks[mask_kind], form)
+
+    def _mask(self, first_slot: int) -> Tensor:
+        """Return the additive mask of the admitted rows for the slots from `first_slot` on."""
+        tail_size = len(self._tail)
+        hidden = torch.from_numpy(~self._sees[tail_size - self._num_rows:tail_size, :tail_size])
+        mask_TS = for_sums(self.like.new_zeros(self._num_rows, self.settled + tail_size - first_slot))
+        mask_TS[:, -tail_size:].masked_fill_(upload(hidden, mask_TS.device), float("-inf"))
+        return mask_TS
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
         """Return the mask of the rows for a window. A row's position is the number of slots that it sees, less one."""
@@ -362,7 +361,6 @@ class TreeCache:
         """Move the border `settled` behind the settled rows at the front of the tail."""
         num_settled, self._num_leading = self._num_leading, 0
         if num_settled:
-            self._mask[:, self.settled:self.settled + num_settled] = 0
             self.settled += num_settled
             for states in self.states.values():
                 states.settle(self._tail[num_settled - 1], self.settled)
@@ -379,23 +377,19 @@ class TreeCache:
         self._num_leading = 0
 
     def _grow(self, size: int) -> None:
-        """Make room in `sees` and in the mask for a tail, and thus a segment, of `size` rows."""
+        """Make room in `sees` for a tail of `size` rows."""
         old_size = len(self._sees)
         if size > old_size:
             old_sees = self._sees
             self._sees = np.zeros((2 * size, 2 * size), dtype=bool)
             self._sees[:old_size, :old_size] = old_sees
-            self._mask = self._mask.new_zeros(2 * size, self._mask.shape[1])
 
     def _reserve(self, end: int) -> None:
-        """Allocate memory for the slots up to `end`, and for their columns of the mask."""
+        """Allocate memory for the slots up to `end`."""
         lengths = [states.length for states in self.states.values()]
         text_length = min([self.settled, *lengths])
         for slots in self.slots:
             slots.reserve(text_length, end)
-        if end > self._mask.shape[1]:
-            num_columns = min(self.capacity, end + end // 2)
-            self._mask = self._mask.new_zeros(len(self._mask), num_columns)
 
 
 def _slots_order(memory_window: tuple[MemoryForm | None, int]) -> tuple[bool, int]:
