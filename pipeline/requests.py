@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -36,21 +36,29 @@ def no_recovery(loss: PeerLost) -> None:
     raise loss
 
 
+class NodeRows(NamedTuple):
+    """What is known of some nodes, a row each: hidden states, or logits."""
+
+    nodes: list[int]
+    x_TN: Tensor
+
+    def of(self, nodes: list[int]) -> Tensor:
+        """Return the rows of some of the nodes; the tensor itself if they are all."""
+        if nodes == self.nodes:
+            return self.x_TN
+        row_of_node = {node: row for row, node in enumerate(self.nodes)}
+        row_T = torch.tensor([row_of_node[node] for node in nodes], dtype=torch.int64)
+        return self.x_TN.index_select(0, upload(row_T, self.x_TN.device))
+
+
 @dataclass
 class Returned:
     """A segment that came back and is not judged yet. It holds no reference to its target, which would be a cycle."""
 
     segment: Segment
-    x_TD: Tensor
+    rows: NodeRows
     message: int  # number of the message that held it
-    has_logits: bool = False  # whether its rows went through the LM head
-    logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
-
-    def rows_of(self, nodes: Sequence[int]) -> Tensor:
-        """Return the rows `[T, D]` of some of its nodes."""
-        row_of_node = {node: row for row, node in enumerate(self.segment.nodes)}
-        row_T = torch.tensor([row_of_node[node] for node in nodes], dtype=torch.int64)
-        return self.x_TD.index_select(0, upload(row_T, self.x_TD.device))
+    logits: NodeRows | None = None  # of the nodes whose logits are needed, once they went through the LM head
 
 
 class RequestTarget(Target):
@@ -315,8 +323,8 @@ class RequestTarget(Target):
     def _queue(self, segment: Segment, message: int) -> None:
         """Queue a segment to be judged, unless it has no rows."""
         if segment.nodes:
-            x_TD = upload(segment.x, self.ring.device)
-            self._returned_segments.append(Returned(segment, x_TD, message))
+            rows = NodeRows(segment.nodes, upload(segment.x, self.ring.device))
+            self._returned_segments.append(Returned(segment, rows, message))
         else:
             self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], answers={})
 
@@ -326,22 +334,21 @@ class RequestTarget(Target):
         answers: dict[int, int] = {}
         with self.ring.trace.span("judge", nodes=returned.segment.nodes, answers=answers):
             self._record_features(returned)
-            self._compute_logits(returned.message)
+            logits = returned.logits or self._compute_logits(returned)
             self._returned_segments.popleft()
             self.tree.has_unverified |= not self._is_earlier_text(returned.segment)
-            self._decide(returned.logits, answers)
-            self._store_logprobs(returned.logits, answers)
+            self._decide(logits, answers)
+            self._store_logprobs(logits, answers)
 
     def _is_earlier_text(self, segment: Segment) -> bool:
         """Return whether a segment holds no guess, nor the tip: a part of the prompt, with which nothing can settle."""
         tree = self.tree
         return all(node in tree.nodes and node not in tree.live and node != tree.tip for node in segment.nodes)
 
-    def _decide(self, logits: Mapping[int, Tensor], answers: dict[int, int]) -> None:
+    def _decide(self, logits: NodeRows, answers: dict[int, int]) -> None:
         """Record in the tree and in `answers` the tokens that follow these nodes."""
-        if nodes := self.to_judge(logits):
-            logits_TV = torch.stack([logits[node] for node in nodes])
-            answers.update(zip(nodes, self._tokens(nodes, logits_TV)))
+        if nodes := self.to_judge(logits.nodes):
+            answers.update(zip(nodes, self._tokens(nodes, logits.of(nodes))))
             for node, token in answers.items():
                 self.tree.nodes[node].target_token = token
 
@@ -353,42 +360,38 @@ class RequestTarget(Target):
             return self.sampler(logits_TV, [self.tree.nodes[node].pos + 1 for node in nodes])
         return judged(self.sampler, self.tree, nodes, logits_TV)
 
-    def _store_logprobs(self, logits: Mapping[int, Tensor], answers: Mapping[int, int]) -> None:
+    def _store_logprobs(self, logits: NodeRows, answers: Mapping[int, int]) -> None:
         """Store the requested log-probabilities in the tree: of the tokens in `answers`, and of the prompt."""
         logprob_request, tree = self.options.logprobs, self.tree
         if logprob_request is None:
             return
 
         next_tokens = dict(answers)
-        for node in logits:
+        for node in logits.nodes:
             if self.echoes(node):
                 next_node = tree.trunk[tree.nodes[node].pos + 1]
                 next_tokens[node] = tree.nodes[next_node].token
 
         if next_tokens:
-            logits_TV = torch.stack([logits[node] for node in next_tokens])
+            logits_TV = logits.of(list(next_tokens))
             all_logprobs = logprobs(logits_TV, list(next_tokens.values()), logprob_request.likeliest)
             for node, logprob in zip(next_tokens, all_logprobs):
                 tree.nodes[node].logprob = logprob
 
-    def _compute_logits(self, message: int) -> None:
-        """Run the LM head once for all segments of a message, without those of ended requests."""
-        ring = self.ring
-        owners: list[tuple[Returned, int]] = []  # of each row: its segment, and its node
-        chosen_rows: list[Tensor] = []
+    def _compute_logits(self, first: Returned) -> NodeRows:
+        """Run the LM head once for all segments of a message, without those of ended requests; return what it gives for
+        the `first` one."""
+        pairs = [(target, returned) for target in self.ring.running for returned in target._returned_segments
+                 if returned.message == first.message]
+        nodes_with_logits = [target._nodes_with_logits(returned) for target, returned in pairs]
+        x_TD = torch.cat([returned.rows.of(nodes) for (_, returned), nodes in zip(pairs, nodes_with_logits)])
+        logits_TV = self.ring.lm_head(x_TD) if len(x_TD) else x_TD
 
-        for target in ring.running:
-            for returned in target._returned_segments:
-                if returned.message == message and not returned.has_logits:
-                    returned.has_logits = True
-                    nodes = target._nodes_with_logits(returned)
-                    owners += [(returned, node) for node in nodes]
-                    chosen_rows.append(returned.rows_of(nodes))
-
-        if owners:
-            logits_TV = ring.lm_head(torch.cat(chosen_rows))
-            for (returned, node), logits_V in zip(owners, logits_TV):
-                returned.logits[node] = logits_V
+        num_rows = list(map(len, nodes_with_logits))
+        for (_, returned), nodes, logits in zip(pairs, nodes_with_logits, logits_TV.split(num_rows)):
+            returned.logits = NodeRows(nodes, logits)
+        assert first.logits is not None, "the request that asks is running"
+        return first.logits
 
     def _nodes_with_logits(self, returned: Returned) -> list[int]:
         """Return the nodes of a segment whose logits are needed, for answers and then for log-probabilities."""
@@ -398,8 +401,8 @@ class RequestTarget(Target):
     def _record_features(self, returned: Returned) -> None:
         """Store the features of a segment's rows in the tree, for the draft."""
         inner = returned.segment.inner
-        feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
-        for node, feature_D in zip(returned.segment.nodes, feature_TD):
+        feature_TD = returned.rows.x_TN if inner is None else upload(inner, self.ring.device)
+        for node, feature_D in zip(returned.segment.nodes, feature_TD.unbind()):
             tree_node = self.tree.nodes.get(node)
             if tree_node:
                 tree_node.hidden = feature_D

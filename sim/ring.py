@@ -6,17 +6,15 @@ the text computes row by row, in the same way for all methods.
 """
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from pipeline.requests import RequestTarget, Returned, Ring
+from pipeline.requests import NodeRows, RequestTarget, Returned, Ring
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 from sim.cluster import RingLink
 from sim.devices import SlowHead
-
-RowsByNode = Mapping[int, Tensor]  # of nodes
 
 
 class WalkingTarget(RequestTarget):
@@ -27,45 +25,39 @@ class WalkingTarget(RequestTarget):
     def _record_features(self, returned: Returned) -> None:
         """Store the features of text in the tree; those of guesses follow when the text reaches them."""
         tree = self.tree
-        text_paths = {}
-        for node, path in zip(returned.segment.nodes, returned.x_TD):
-            is_text = node in tree.nodes and node not in tree.live
-            if is_text:
-                text_paths[node] = path
-        if text_paths:
-            self._store_features(text_paths)
+        text_nodes = [node for node in returned.rows.nodes if node in tree.nodes and node not in tree.live]
+        if text_nodes:
+            self._store_features(text_nodes, returned.rows.of(text_nodes))
 
-    def _decide(self, logits: RowsByNode, answers: dict[int, int]) -> None:
+    def _decide(self, logits: NodeRows, answers: dict[int, int]) -> None:
         """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
         while node is not None:
             tree_node = tree.nodes[node]
             if tree_node.target_token is None:
-                if node not in logits:
+                if node not in logits.nodes:
                     return
-                super()._decide(self._logits({node: logits[node]}), answers)
+                super()._decide(self._logits(logits, [node]), answers)
             assert tree_node.target_token is not None, f"node {node} has no answer"
             node = tree.child(node, tree_node.target_token)
 
-    def _store_logprobs(self, logits: RowsByNode, answers: Mapping[int, int]) -> None:
+    def _store_logprobs(self, logits: NodeRows, answers: Mapping[int, int]) -> None:
         if self.options.logprobs is not None:
-            reported_nodes = [node for node in logits if node in answers or self.echoes(node)]
-            logits = self._logits({node: logits[node] for node in reported_nodes})
+            reported_nodes = [node for node in logits.nodes if node in answers or self.echoes(node)]
+            logits = self._logits(logits, reported_nodes)
         super()._store_logprobs(logits, answers)
 
-    def _logits(self, paths: RowsByNode) -> RowsByNode:
-        """Return the logits `[V]` of nodes, given their path numbers; also store their features."""
-        if not paths:
-            return {}
-        logits_TV = self.ring.model_head(self._store_features(paths))
-        return dict(zip(paths, logits_TV))
+    def _logits(self, paths: NodeRows, nodes: list[int]) -> NodeRows:
+        """Return the logits of some of these nodes, given their path numbers; also store their features."""
+        path_T1 = paths.of(nodes)
+        return NodeRows(nodes, self.ring.model_head(self._store_features(nodes, path_T1)) if nodes else path_T1)
 
-    def _store_features(self, paths: RowsByNode) -> Tensor:
+    def _store_features(self, nodes: Sequence[int], path_T1: Tensor) -> Tensor:
         """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""
-        x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
+        x_TD, inner_TD = self.ring.look_up(list(map(int, path_T1)))
         feature_TD = inner_TD if self.options.inner else x_TD
-        for node, feature_D in zip(paths, feature_TD):
+        for node, feature_D in zip(nodes, feature_TD):
             self.tree.nodes[node].hidden = feature_D
         return x_TD
 
