@@ -1,5 +1,6 @@
 """A cache after any prunes equals a cache built from scratch."""
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -436,3 +437,27 @@ def test_keys_and_values_in_codes_are_within_half_a_step_and_take_less_memory(co
                     for each in (None, code_type))
     assert small.bytes * 256 == plain.bytes * num_bytes, "of 64 numbers the codes and a scale of 4 bytes, not 256"
     assert small.another().bytes == small.bytes
+
+
+def flags_of_memory(address):
+    """Return the flags of the mapping of this process that holds an address."""
+    begin = end = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name:
+            begin, end = (int(number, 16) for number in name.split("-"))
+        elif name == "VmFlags:" and begin <= address < end:
+            return values
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no large pages")
+def test_a_context_that_has_grown_long_asks_for_large_pages():
+    slots = slot_memory.Slots((2, 2, 1 << 16, 64), 0, torch.empty(0))
+    slots.clear()
+    for num_slots, is_long in ((1_000, False), (8_192, True)):
+        slots.reserve(0, num_slots)
+        for tensor in slots.tensors:
+            num_bytes = tensor.numel() * tensor.element_size()
+            assert (num_bytes >= 4 << 20) == is_long
+            assert ("hg" in flags_of_memory(tensor.data_ptr() + num_bytes // 2)) == is_long
