@@ -31,7 +31,7 @@ from model.attention import AttentionForm, CachedRows
 from model.cache import TreeCache
 from model.memory import MemoryForm
 from model.plain_layers import LayerNorm, Product, RMSNorm, embedding, linear
-from model.precision import for_sums
+from model.precision import for_sums, sigmoid
 from model.recurrent import DeltaNet, DeltaSizes, ShortConvolution
 from model.rotary import Rotary, Rotation, Turns, rotate
 
@@ -278,7 +278,7 @@ class Attention(nn.Module):
         out_HTE = cache.attend(layer, q_HTE, k_KTE, v_TKE.transpose(0, 1), form)
         out_THE = out_HTE.transpose(0, 1)
         if self.has_gate:
-            out_THE = out_THE * torch.sigmoid(gate_THE)
+            out_THE = out_THE * sigmoid(gate_THE)
         return self.o_proj(out_THE.flatten(1))
 
     def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:
@@ -315,7 +315,7 @@ class MLP(nn.Module):
         if self.clamp:
             gate = gate.clamp(max=self.clamp)
             up = up.clamp(-self.clamp, self.clamp)
-            return self.down_proj(gate * torch.sigmoid(CLAMPED_GELU * gate) * (up + 1))
+            return self.down_proj(gate * sigmoid(CLAMPED_GELU * gate) * (up + 1))
         gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
         return self.down_proj(gate * up)
 
@@ -348,7 +348,7 @@ class Experts(nn.Module):
             out_TD.index_add_(0, rows, weighted_TD)
 
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            gate_T1 = torch.sigmoid(for_sums(self.shared_expert_gate(x_TD))).to(x_TD.dtype)
+            gate_T1 = sigmoid(for_sums(self.shared_expert_gate(x_TD))).to(x_TD.dtype)
             out_TD = out_TD + gate_T1 * self.shared_expert(x_TD)
         return out_TD
 
@@ -357,7 +357,7 @@ class Experts(nn.Module):
         logit_TX = self.router(x_TD)
         logit_TX = logit_TX.to(torch.promote_types(torch.float32, logit_TX.dtype))
         if self.expert_bias is not None:
-            all_weights_TX = torch.sigmoid(for_sums(logit_TX)).to(logit_TX.dtype)
+            all_weights_TX = sigmoid(for_sums(logit_TX)).to(logit_TX.dtype)
             expert_TC = (all_weights_TX + self.expert_bias).topk(self.chosen, -1)[1]
             weight_TC = all_weights_TX.gather(-1, expert_TC)
             if self.renorms_experts:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CachedRows
 from model.memory import MemoryForm
 from model.plain_layers import Product, RMSNorm, linear
-from model.precision import for_sums
+from model.precision import for_sums, sigmoid, silu, softplus
 from model.rotary import Rotation
 
 LEAST_SQUARE = 1e-6  # added to the squared length of a delta net's queries and keys
@@ -152,7 +151,7 @@ class DeltaNet(nn.Module):
 
         out_TN = cache.recur(layer, input_TN, self)
         normed_THV = self.norm(out_TN.unflatten(1, (-1, self.sizes.value_dim)))
-        gated_TN = normed_THV.flatten(1) * F.silu(gate_TN.to(out_TN.dtype))
+        gated_TN = normed_THV.flatten(1) * silu(gate_TN.to(out_TN.dtype))
         return self.out_proj(gated_TN.to(x_TD.dtype))  # type: ignore[no-any-return]
 
     def advance(self, steps: Sequence[Tensor], state: Tensor) -> Tensor:
@@ -166,7 +165,7 @@ class DeltaNet(nn.Module):
         mixed_TWN, rate_decay_TN = inputs_TWN.split(input_widths, -1)
 
         # queries and keys of each value head, values, rates and decays
-        mixed_TN = F.silu(self.conv1d(mixed_TWN))
+        mixed_TN = silu(self.conv1d(mixed_TWN))
         query_TN, key_TN, value_TN = mixed_TN.split(self.sizes.widths, -1)
         query_THK, key_THK = self._unit(query_TN), self._unit(key_TN)
         query_THK = query_THK * self.sizes.key_dim ** -0.5
@@ -174,9 +173,9 @@ class DeltaNet(nn.Module):
 
         rate_TH, step_TH = for_sums(rate_decay_TN[:, -1]).chunk(2, -1)
         log_speed_H, dt_bias_H = (for_sums(x.to(wide_dtype)) for x in (self.A_log, self.dt_bias))
-        decay_TH = torch.exp(-log_speed_H.exp() * F.softplus(step_TH + dt_bias_H))
+        decay_TH = torch.exp(-log_speed_H.exp() * softplus(step_TH + dt_bias_H))
 
-        decays_and_rates = (x.to(wide_dtype) for x in (decay_TH, torch.sigmoid(rate_TH)))
+        decays_and_rates = (x.to(wide_dtype) for x in (decay_TH, sigmoid(rate_TH)))
         return DeltaRows(query_THK, key_THK, value_THV, *decays_and_rates)
 
     def _unit(self, x_TN: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from config.schema.families import FAMILIES
 from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Scales, Slice, fill
+from model.precision import sigmoid, silu, softplus
 from model.recurrent import DeltaSizes
 from model.weights.onednn import packed
 from model.weights.quant_layers import compress, fuse, pack
@@ -93,3 +95,18 @@ def test_a_packed_product_gives_a_row_the_same_bits_beside_any_number_of_others(
     whole = product(x_TD)
     for rows in (*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 129):
         assert torch.equal(product(x_TD[:rows]), whole[:rows]), rows
+
+
+@pytest.mark.parametrize("function, by_numpy", [
+    (sigmoid, lambda x: 1 / (1 + np.exp(-x))), (silu, lambda x: x / (1 + np.exp(-x))),
+    (softplus, lambda x: np.logaddexp(0, x))], ids=["sigmoid", "silu", "softplus"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 3, 12, 33])
+def test_a_sigmoid_of_a_row_has_the_same_bits_whatever_rows_are_beside_it(function, by_numpy, dtype, width):
+    """Widths that leave numbers over where a processor takes 4, 8 or 16 at once."""
+    x_TD = torch.linspace(-30, 30, 40 * width, dtype=dtype).view(width, 40).t().contiguous()
+    whole_TD = function(x_TD)
+    np.testing.assert_allclose(whole_TD.double().numpy(), by_numpy(x_TD.double().numpy()), rtol=1e-5, atol=1e-12)
+    for row in range(40):
+        for rows in (x_TD[row:row + 1], x_TD[max(0, row - 3):row + 1], x_TD.t().contiguous().t()[:row + 1]):
+            assert torch.equal(function(rows)[-1], whole_TD[row])

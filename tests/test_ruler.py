@@ -48,7 +48,7 @@ SOURCE_ROOMS = {
         (6_959, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers"),
         (1_408, "GGUF files of this year's families and models as more writers publish them load"),
         (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once"),
-        (45, "a level asks how many of its guesses are worth their time")]),
+        (108, "a level asks how many of its guesses are worth their time")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -113,7 +113,7 @@ OTHER_ROOMS = {
                 "values"),
         (2_524, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values"),
-        (753, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
+        (1_050, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
