@@ -74,6 +74,7 @@ class DraftGate:
         self._last_settled_at: float | None = None
         self._level_seconds: float | None = None
         self._pass_times = ShortestTimes()  # by guesses that networks read, for all requests together
+
     def is_worth_waiting(self, level_tokens: float, segment_tokens: float, stage_seconds: float) -> bool:
         """Return whether a segment of `segment_tokens` expected tokens should wait for a level of `level_tokens`.
 

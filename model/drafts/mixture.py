@@ -145,7 +145,8 @@ class Mixture(Draft):
         predicted_nodes: list[int] = []
         if addable_tokens >= LEVEL_PRICE:
             nodes = self._choose(tree, growth, self.parts)
-            nodes = nodes[:worth_drafting(self._expected_tokens(tree, nodes))] if nodes else []
+            if nodes:
+                nodes = nodes[:worth_drafting(self._expected_tokens(tree, nodes))]
             if nodes:
                 predicted_nodes = yield from self._expand(tree, nodes, growth.width, self.parts)
         if not predicted_nodes and self._suffix:
@@ -450,7 +451,7 @@ class Blend:
     weight times PRIOR_TOKENS. Converged weights equal the mean of their responsibilities, so they are a fixed point of
     expectation maximisation. The log-likelihood is concave in the weights, so this is its maximum, with a Dirichlet
     prior. As the sums decay, the weights vary around it, less with a longer window. The prior does not decay, so a
-    source that was all_of wrong keeps a small weight, from which it can recover.
+    source that was always wrong keeps a small weight, from which it can recover.
 
     The mixture is sharpened, not each source: a mixture of calibrated sources is correct more often than it claims
     (Ranjan and Gneiting, 2010), and the weights of sources with a changing sharpness would not converge.
