@@ -38,6 +38,9 @@ MAX_SCALE = 2.0
 # stage takes: a random delay is not. By trial.
 WIRE_RATIO = 1.25
 
+# Up to this factor between two numbers of rows, a longer time says that the device has become slower. By trial.
+ALIKE_ROWS = 1.25
+
 # The rows at which the curves of all stages are summed: powers of two, as a curve has one point between two of them.
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -157,8 +160,9 @@ class Curve:
         rows, seconds = self._points.get(num_bits, visit)
         mean_seconds = seconds + NEW_WEIGHT * (visit.seconds - seconds)
 
-        # the whole curve
-        scale = min(mean_seconds / seconds, MAX_SCALE) if seconds > 0 else 1.0
+        # the whole curve, unless it took another time because of other rows
+        is_alike = max(rows, visit.rows) <= ALIKE_ROWS * min(rows, visit.rows)
+        scale = min(mean_seconds / seconds, MAX_SCALE) if seconds > 0 and is_alike else 1.0
         for other_bits, (other_rows, other_seconds) in self._points.items():
             self._points[other_bits] = other_rows, other_seconds * scale
 

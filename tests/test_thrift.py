@@ -75,6 +75,14 @@ def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_coun
     assert times.slowest(16) == pytest.approx(2 * times.slowest(1))
 
 
+@pytest.mark.parametrize("rows, slowest_of_one", [(40, 1.5), (60, 1.0)])
+def test_a_longer_time_slows_the_whole_curve_unless_it_is_that_of_other_rows(rows, slowest_of_one):
+    """40 and 60 rows are between the same powers of two; 40 took 2 s, and now 6."""
+    times = times_of((1, 1.0), (40, 2.0))
+    times.learn([Visit(rows, 6.0)], 6.0)
+    assert times.slowest(1) == pytest.approx(slowest_of_one)
+
+
 def test_wires_count_by_the_shortest_times_and_none_of_those_with_a_delay():
     """Four rows came back late. Of 13 rows, no time is longer than that of nine by their share."""
     times = StageTimes()
