@@ -62,7 +62,9 @@ def learn_slowest_wire(ring: Ring, num_rows: int, context: int) -> None:
     """Measure the seconds between segments of this many rows that leave together, if a context has room for them."""
     if NUM_TOGETHER * num_rows > context:
         return
-    tree = TokenTree([0] * NUM_TOGETHER * num_rows, NUM_TOGETHER * num_rows, ring.ids)
+
+    num_tokens = NUM_TOGETHER * num_rows
+    tree = TokenTree([0] * num_tokens, num_tokens, ring.ids)
     target = ring.open(tree, Sampler())
     while tree.unsent_text:
         target.send(tree.cut(None, num_rows))
@@ -73,7 +75,9 @@ def learn_slowest_wire(ring: Ring, num_rows: int, context: int) -> None:
             ring.listen()
         returned_at.append(ring.clock.now())
     target.close()
-    ring.pacing.times.learn_interval(num_rows, (returned_at[-1] - returned_at[0]) / (NUM_TOGETHER - 1))
+
+    mean_interval = (returned_at[-1] - returned_at[0]) / (NUM_TOGETHER - 1)
+    ring.pacing.times.learn_interval(num_rows, mean_interval)
 
 
 def segment_rows(seconds: Mapping[int, float]) -> int:

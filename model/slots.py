@@ -115,8 +115,7 @@ def _longer(old_LKSE: Tensor, num_slots: int) -> Tensor:
 
 
 def _ask_for_large_pages(x: Tensor) -> None:
-    """Ask the system to hold a long tensor of host memory in large pages: to read it takes fewer look-ups of addresses.
-    """
+    """Ask the system to hold a long tensor of host memory in large pages, whose addresses are looked up less often."""
     begin, num_bytes = x.data_ptr(), x.numel() * x.element_size()
     if x.device.type == "cpu" and num_bytes >= LONG_BYTES:
         first_page = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -111,8 +111,8 @@ class DraftGate:
     def num_worth_reading(self, expected_tokens: Sequence[float], num_requests: int) -> int:
         """Return how many guesses a level reads, of those with these expected tokens, the most first.
 
-        As many as bring most tokens a second: one more raises that if it brings more in its own time. The time of a
-        level without guesses is shared by the requests, since networks read for all of them in one pass.
+        It is the number that brings most tokens a second. One more guess raises that if it alone brings more a second
+        than the level before. Requests share the time of a pass without guesses, since networks read for all at once.
         """
         seconds_of_pass, seconds_per_guess = self._pass_times.line()
         level_seconds, level_tokens = seconds_of_pass / num_requests, 0.0

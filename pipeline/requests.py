@@ -379,17 +379,27 @@ class RequestTarget(Target):
                 tree.nodes[node].logprob = logprob
 
     def _compute_logits(self, first: Returned) -> NodeRows:
-        """Run the LM head once for all segments of a message, without those of ended requests; return what it gives for
-        the `first` one."""
-        pairs = [(target, returned) for target in self.ring.running for returned in target._returned_segments
-                 if returned.message == first.message]
-        nodes_with_logits = [target._nodes_with_logits(returned) for target, returned in pairs]
-        x_TD = torch.cat([returned.rows.of(nodes) for (_, returned), nodes in zip(pairs, nodes_with_logits)])
-        logits_TV = self.ring.lm_head(x_TD) if len(x_TD) else x_TD
+        """Return the logits of the `first` judged segment of a message.
 
-        num_rows = list(map(len, nodes_with_logits))
-        for (_, returned), nodes, logits in zip(pairs, nodes_with_logits, logits_TV.split(num_rows)):
+        The LM head runs once for all segments of the message, without those of ended requests.
+        """
+        # the segments, and the nodes of each whose logits are needed
+        segments: list[Returned] = []
+        nodes_of_segments: list[list[int]] = []
+        for target in self.ring.running:
+            for returned in target._returned_segments:
+                if returned.message == first.message:
+                    segments.append(returned)
+                    nodes_of_segments.append(target._nodes_with_logits(returned))
+
+        # one pass, and to each segment its part
+        chosen_rows = [returned.rows.of(nodes) for returned, nodes in zip(segments, nodes_of_segments)]
+        x_TD = torch.cat(chosen_rows)
+        logits_TV = self.ring.lm_head(x_TD) if len(x_TD) else x_TD
+        row_counts = [len(nodes) for nodes in nodes_of_segments]
+        for returned, nodes, logits in zip(segments, nodes_of_segments, logits_TV.split(row_counts)):
             returned.logits = NodeRows(nodes, logits)
+
         assert first.logits is not None, "the request that asks is running"
         return first.logits
 

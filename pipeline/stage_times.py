@@ -206,11 +206,14 @@ class ShortestTimes:
         """
         points: list[CurvePoint] = []
         least = math.inf
+
         for rows, seconds in sorted(self._points.values(), reverse=True):
             least = min(seconds, least)
-            while len(points) > 1 and _slope((rows, least), points[0]) >= _slope(*points[:2]):
+            point = rows, least
+            while len(points) > 1 and _slope(point, points[0]) >= _slope(points[0], points[1]):
                 del points[0]
-            points.insert(0, (rows, least))
+            points.insert(0, point)
+
         return points or [(1, 0.0)]
 
     def line(self) -> tuple[float, float]:

@@ -51,7 +51,10 @@ class WalkingTarget(RequestTarget):
     def _logits(self, paths: NodeRows, nodes: list[int]) -> NodeRows:
         """Return the logits of some of these nodes, given their path numbers; also store their features."""
         path_T1 = paths.of(nodes)
-        return NodeRows(nodes, self.ring.model_head(self._store_features(nodes, path_T1)) if nodes else path_T1)
+        if not nodes:
+            return NodeRows(nodes, path_T1)
+        x_TD = self._store_features(nodes, path_T1)
+        return NodeRows(nodes, self.ring.model_head(x_TD))
 
     def _store_features(self, nodes: Sequence[int], path_T1: Tensor) -> Tensor:
         """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""

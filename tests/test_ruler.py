@@ -55,7 +55,7 @@ SOURCE_ROOMS = {
         (18, "rows are shared by the measured round trip, and only live rows are asked for"),
         (111, "people see what each board does, and a recurrent family has virtual time"),
         (37, "several requests send as soon as the first stage is free, and costly rows are known from the start"),
-        (576, "a level reads what pays on this ring under this load, and slow wires of several boards are found")]),
+        (588, "a level reads what pays on this ring under this load, and slow wires of several boards are found")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
         (2_507, "boards are found in the network, and a code brings their keys"),
@@ -113,7 +113,7 @@ OTHER_ROOMS = {
                 "values"),
         (2_524, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values"),
-        (1_126, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
+        (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
