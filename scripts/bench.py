@@ -15,8 +15,9 @@ accidents   accidents (100) at random times, by method, for one and four answers
             are lost or have another text, and how long they wait. places=processes,namespaces: on one machine, and
             boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE.
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
-peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
-            64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers
+peers       llama.cpp, transformers and this project alternately on one GGUF file: prompts of 16 and 64 tokens, or of
+            others, and the tokens after them; several requests at once; --shapes 7b: random weights of a 7B model's
+            shapes, two layers
 fidelity    a GGUF file's model beside float32 arithmetic on the same weights, by transformers: how many positions keep
             the likeliest token, and the divergence of the laws of the next token
 """

@@ -47,17 +47,32 @@ def transformers_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 class Cost(NamedTuple):
-    """The elapsed and the processor seconds of a call."""
+    """Elapsed seconds, and seconds of this process on a processor."""
 
     wall: float
     processor: float
 
 
+class Stopwatch:
+    """What has passed since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    @staticmethod
+    def _now() -> Cost:
+        return Cost(time.perf_counter(), time.process_time())
+
+    def read(self) -> Cost:
+        """Return the elapsed and the processor seconds so far."""
+        return Cost(*(now - begun for now, begun in zip(self._now(), self._begun)))
+
+
 def cost(call: Callable[..., object], *args: Any) -> Cost:
     """Return the cost of a call."""
-    begun_at, used_before = time.perf_counter(), time.process_time()
+    stopwatch = Stopwatch()
     call(*args)
-    return Cost(time.perf_counter() - begun_at, time.process_time() - used_before)
+    return stopwatch.read()
 
 
 def whole_number(text: str) -> int:

@@ -1,44 +1,68 @@
 """A comparison with the alternatives llama.cpp and transformers, on this machine, in one process.
 
-All compute one model, from one GGUF file, alternately. Times are elapsed and processor times: if other programs use the
-cores, only the latter are the cost of a token.
+All compute one model, from one GGUF file, alternately: they read prompts and write answers. Times are elapsed
+and processor times: if other programs use the cores, only the latter are the cost of a token.
 """
 from __future__ import annotations
 
 import argparse
 import tempfile
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 
 from config.console import say
 from config.dialect import OptionParser
-from eval.bench import Cost, cost, transformers_model, whole_number
+from eval.bench import Cost, Stopwatch, transformers_model, whole_number
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from launch.split.write import split
 
 LLAMA_CPP = "llama.cpp"
+AS_IN_FILE = ("float32", "auto", "auto")
 # type, layers and LM head of ours, auto as in the file; the forms without quantization are also those of transformers
-FORMS = (("float32", "auto", "auto"), ("float32", "none", "none"), ("bfloat16", "none", "none"),
-         ("float32", "int8", "int8"), ("float32", "int4", "int4"))
-PROMPT_LENGTHS = (16, 64)  # tokens
-NUM_TOKENS = 32  # of an answer, after the shorter prompt
-CONTEXT = 512
+FORMS = (AS_IN_FILE, ("float32", "none", "none"), ("bfloat16", "none", "none"), ("float32", "int8", "int8"),
+         ("float32", "int4", "int4"))
+PROMPT_LENGTHS = [16, 64]  # tokens
+NUM_TOKENS = 32  # of an answer
+SPARE_TOKENS = 64  # of a context, beyond prompt and answer
 SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
            "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
            "rope.dimension_count": 128}  # sizes by their names in GGUF
 NUM_LAYERS = 2  # of a model of those sizes
-BLOCK_WEIGHTS = 32  # that share a scale and a least value in a GGUF file of kind Q4_1
-HEADING = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
-WriteAnswer = Callable[[List[int], int], object]  # reads a prompt of token ids, and writes this many tokens after it
-Costs = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, tokens of the prompt and of the answer
+
+
+class Kind(NamedTuple):
+    """The blocks of a kind of GGUF file: scale factors in float16, then the rest."""
+
+    num_weights: int
+    num_bytes: int
+    factors: Sequence[float]  # for a matrix with one input
+
+
+KINDS = {"Q4_1": Kind(32, 20, [0.2, -1.5]), "Q8_0": Kind(32, 34, [0.02]), "Q4_K": Kind(256, 144, [0.006, 0.05])}
+
+Prompts = Sequence[List[int]]  # token ids, of requests at once
+
+# Writes an answer of NUM_TOKENS tokens to each prompt, and calls the function when the first token of one is there.
+WriteAnswers = Callable[[Prompts, Callable[[], None]], None]
+
+
+class AnswerCost(NamedTuple):
+    """The cost of all prompts, up to the last first token, and that of each further token."""
+
+    prompts: Cost
+    token: Cost
+
+
+Costs = Mapping[Tuple[str, int], Sequence[AnswerCost]]  # by name, and tokens of a prompt
 
 
 def peers(argv: list[str]) -> int:
@@ -47,6 +71,13 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
                         help="7b: random weights of a 7B model's shapes, two layers (own)")
+    parser.add_argument("--kind", choices=tuple(KINDS), default="Q4_1", help="kind of the random weights (Q4_1)")
+    parser.add_argument("--forms", choices=("all", "file"), default="all",
+                        help="file: only llama.cpp and ours with the weights as in the file (all)")
+    parser.add_argument("--prompts", type=whole_number, nargs="+", default=PROMPT_LENGTHS, metavar="N",
+                        help="tokens of a prompt (16 64)")
+    parser.add_argument("--requests", type=whole_number, default=1, metavar="N",
+                        help="requests at once, of llama.cpp and ours only if several (1)")
     parser.add_argument("--threads", type=whole_number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
     parser.add_argument("--repeats", type=whole_number, default=5, metavar="N", help="repeats of each measurement (5)")
@@ -59,13 +90,18 @@ def peers(argv: list[str]) -> int:
         gguf_path, model_dir = args.file, Path(folder)
         if args.shapes == "7b":
             gguf_path = model_dir / "random.gguf"
-            write_random(args.file, gguf_path, NUM_LAYERS)
+            write_random(args.file, gguf_path, NUM_LAYERS, args.kind)
         split(gguf_path, model_dir / "split", "1")
+
+        context = max(args.prompts) + NUM_TOKENS + SPARE_TOKENS
+        forms = FORMS if args.forms == "all" else [AS_IN_FILE]
         for num_threads in args.threads:
-            costs = measured(gguf_path, model_dir, num_threads, args.repeats)
-            print(f"{args.file.name}, {args.shapes} shapes, {num_threads} thread(s), one process, minimum of "
-                  f"{args.repeats}; in brackets the speed over that of the first line")
-            print(in_columns(HEADING, table(costs), names=0))
+            limits = Limits(num_threads, args.requests, context)
+            costs = measured(gguf_path, model_dir, limits, forms, args.prompts, args.repeats)
+            print(f"{args.file.name}, {args.shapes} shapes, {num_threads} thread(s), one process, {args.requests} "
+                  f"request(s) at once, minimum of {args.repeats}; in brackets the speed over that of the first line")
+            for clock, words in zip(Cost._fields, ("elapsed", "of processor")):
+                print(in_columns(heading(words, args.prompts), table(costs, args.prompts, clock), names=0))
     return 0
 
 
@@ -76,109 +112,168 @@ def _refuse_processes(typed_count: str) -> None:
 
 # --- the programs -----------------------------------------------------------------------------------------------------
 
-def _opened(gguf_path: Path, model_dir: Path, num_threads: int,
-            open_pipelines: ExitStack) -> Iterator[tuple[str, WriteAnswer]]:
-    if find_spec("xllamacpp") is not None:
-        yield LLAMA_CPP, llama_cpp(gguf_path, num_threads)
+class Limits(NamedTuple):
+    """What each program may use."""
 
-    torch.set_num_threads(num_threads)
-    for dtype, quant, quant_head in FORMS:
-        if quant == "none":
+    num_threads: int
+    num_requests: int  # at once
+    context: int  # tokens of a request
+
+
+def _opened(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[tuple[str, str, str]],
+            open_pipelines: ExitStack) -> Iterator[tuple[str, WriteAnswers]]:
+    if find_spec("xllamacpp") is not None:
+        yield LLAMA_CPP, llama_cpp(gguf_path, limits)
+
+    torch.set_num_threads(limits.num_threads)
+    for dtype, quant, quant_head in forms:
+        if quant == "none" and limits.num_requests == 1:
             yield f"transformers, {dtype}", of_transformers(gguf_path, dtype)
 
         pipeline = open_pipelines.enter_context(Pipeline.open(
             model_dir=str(model_dir / "split"), stages="1", link="threads", pipeline_type="ar", dtype=dtype,
-            quant=quant, quant_head=quant_head, max_length=CONTEXT, threads_per_rank=num_threads, ignore_eos=True,
-            template="none"))
+            quant=quant, quant_head=quant_head, max_length=limits.context, max_requests=limits.num_requests,
+            threads_per_rank=limits.num_threads, ignore_eos=True, template="none"))
         names = {"auto": "as in the file", "none": dtype}
         yield f"ours, {names.get(quant, quant)}", ours(pipeline)
 
 
-def llama_cpp(gguf_path: Path, num_threads: int) -> WriteAnswer:
+def llama_cpp(gguf_path: Path, limits: Limits) -> WriteAnswers:
     """Return llama.cpp, by the package `xllamacpp`, with the weights as in the file."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx = str(gguf_path), CONTEXT
-    params.n_parallel, params.verbosity = 1, -1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
+    params.model.path, params.n_ctx = str(gguf_path), limits.context * limits.num_requests
+    params.n_parallel, params.verbosity = limits.num_requests, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = limits.num_threads
     server = xllamacpp.Server(params)
 
-    def ask(prompt: list[int], num_tokens: int) -> None:
-        server.handle_completions({"prompt": prompt, "n_predict": num_tokens, "temperature": 0, "cache_prompt": False,
-                                   "ignore_eos": True})
+    def write_one(prompt: list[int], note_first: Callable[[], None]) -> None:
+        unnoted = [note_first]
 
-    return ask
+        def take(piece: object) -> bool:
+            if unnoted:
+                unnoted.pop()()
+            return False  # whether to stop
+
+        server.handle_completions({"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "cache_prompt": False,
+                                   "ignore_eos": True, "stream": True}, take)
+
+    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(write_one, prompts, [note_first] * len(prompts)))
+
+    return write
 
 
-def of_transformers(gguf_path: Path, dtype: str) -> WriteAnswer:
-    """Return the `generate` of transformers."""
+class Streamer:
+    """What `generate` of transformers passes its tokens to: the prompt first, then each new token."""
+
+    def __init__(self, note_first: Callable[[], None]) -> None:
+        self._note_first = note_first
+        self._num_calls = 0
+
+    def put(self, ids: torch.Tensor) -> None:
+        self._num_calls += 1
+        if self._num_calls == 2:
+            self._note_first()
+
+    def end(self) -> None:
+        pass
+
+
+def of_transformers(gguf_path: Path, dtype: str) -> WriteAnswers:
+    """Return the `generate` of transformers, for one request."""
     model = transformers_model(gguf_path, getattr(torch, dtype))
 
-    def ask(prompt: list[int], num_tokens: int) -> None:
-        ids = torch.tensor([prompt])
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
-                       do_sample=False, pad_token_id=0)
+    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+        ids = torch.tensor(prompts)
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+                       do_sample=False, pad_token_id=0, streamer=Streamer(note_first))
 
-    return ask
+    return write
 
 
-def ours(pipeline: Pipeline) -> WriteAnswer:
+def ours(pipeline: Pipeline) -> WriteAnswers:
     """Return plain decoding on a pipeline of one stage."""
-    return lambda prompt, num_tokens: pipeline.generate(prompt, max_new_tokens=num_tokens)
+
+    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+        answers = [pipeline.submit(prompt, max_new_tokens=NUM_TOKENS) for prompt in prompts]
+        for answer in answers:  # reading one advances all
+            next(answer)
+            note_first()
+
+        for answer in answers:
+            for _ in answer:
+                pass
+
+    return write
 
 
 # --- their costs ------------------------------------------------------------------------------------------------------
 
-def measured(gguf_path: Path, model_dir: Path, num_threads: int, repeats: int) -> Costs:
-    """Return the costs of prompts of PROMPT_LENGTHS tokens and of an answer.
+def measured(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[tuple[str, str, str]],
+             prompt_lengths: Sequence[int], repeats: int) -> Costs:
+    """Return the costs of prompts of these lengths and of their answers.
 
     The programs alternate, so that a disturbance affects all of them. Every other turn runs them in reverse, since the
     second finds the processor's caches warm. The first turn warms up and does not count.
     """
-    tasks = [(PROMPT_LENGTHS[0], NUM_TOKENS), *((length, 1) for length in PROMPT_LENGTHS)]
     costs = defaultdict(list)
-
     with ExitStack() as open_pipelines:
-        asks = dict(_opened(gguf_path, model_dir, num_threads, open_pipelines))
-        jobs = list(product(asks, tasks))
+        programs = dict(_opened(gguf_path, model_dir, limits, forms, open_pipelines))
+        jobs = list(product(programs, prompt_lengths))
         for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
-            for name, (length, num_tokens) in reversed(jobs) if turn % 2 else jobs:
-                prompt = list(range(100, 100 + length))
-                costs[name, length, num_tokens].append(cost(asks[name], prompt, num_tokens))
+            for name, length in reversed(jobs) if turn % 2 else jobs:
+                prompts = [list(range(100 + number, 100 + number + length)) for number in range(limits.num_requests)]
+                costs[name, length].append(answer_cost(programs[name], prompts))
 
     return {key: repeated[1:] for key, repeated in costs.items()}
 
 
-def table(costs: Costs) -> list[list[str]]:
-    """Return a row per program: tokens/s of plain decoding and ms of prompts, elapsed and processor, with ratios."""
-    seconds_by_name: dict[str, list[float]] = defaultdict(list)
-    for clock in range(len(Cost._fields)):
-        least = {key: min(repeated[clock] for repeated in costs[key]) for key in costs}
-        for name in dict.fromkeys(name for name, _, _ in costs):
-            prompt_seconds = [least[name, length, 1] for length in PROMPT_LENGTHS]
-            answer_seconds = least[name, PROMPT_LENGTHS[0], NUM_TOKENS]
-            token_seconds = max(answer_seconds - prompt_seconds[0], 1e-9) / (NUM_TOKENS - 1)
-            seconds_by_name[name] += [token_seconds, *prompt_seconds]
+def answer_cost(write: WriteAnswers, prompts: Prompts) -> AnswerCost:
+    """Return the cost of answering these prompts at once."""
+    stopwatch = Stopwatch()
+    costs_to_first: list[Cost] = []
+    write(prompts, lambda: costs_to_first.append(stopwatch.read()))
+    whole, to_first = stopwatch.read(), costs_to_first[-1]
+
+    num_further_tokens = len(prompts) * (NUM_TOKENS - 1)
+    further = (all_seconds - first_seconds for all_seconds, first_seconds in zip(whole, to_first))
+    return AnswerCost(to_first, Cost(*(seconds / num_further_tokens for seconds in further)))
+
+
+def heading(clock: str, prompt_lengths: Sequence[int]) -> list[str]:
+    """Return the heading of a table of the times by one clock."""
+    columns = ((f"{length} tokens read", "a token after them") for length in prompt_lengths)
+    return [f"ms, {clock}", *chain.from_iterable(columns)]
+
+
+def table(costs: Costs, prompt_lengths: Sequence[int], clock: str) -> list[list[str]]:
+    """Return a row per program: ms of prompts and of a token after them by one clock, the least, with ratios."""
+    seconds_by_name = {}
+    for name in dict.fromkeys(name for name, _ in costs):
+        repeated = (costs[name, length] for length in prompt_lengths)
+        figures_by_length = ([[getattr(figure, clock) for figure in answer] for answer in answers]
+                             for answers in repeated)
+        seconds_by_name[name] = [min(figure) for figures in figures_by_length for figure in zip(*figures)]
 
     rows = []
     first_seconds = next(iter(seconds_by_name.values()))
     for name, seconds in seconds_by_name.items():
-        figures = [1 / seconds[0], *(1e3 * value for value in seconds[1:])]
-        ratios = [first / other for first, other in zip(first_seconds, seconds)]
-        rows.append([name, *(f"{figure:.1f} ({ratio:.2f})" for figure, ratio in zip(figures, ratios))])
+        rows.append([name, *(f"{1e3 * own:.1f} ({first / own:.2f})" for first, own in zip(first_seconds, seconds))])
     return rows
 
 
 # --- a model of other shapes ------------------------------------------------------------------------------------------
 
-def write_random(like: Path, path: Path, num_layers: int) -> None:
-    """Write a GGUF file of kind Q4_1 with SIZES_7B and random weights, and the tokenizer of `like`."""
+def write_random(like: Path, path: Path, num_layers: int, kind_name: str = "Q4_1") -> None:
+    """Write a GGUF file of this kind with SIZES_7B and random weights, and the tokenizer of `like`."""
     import gguf
     import numpy as np
 
     sizes = {**SIZES_7B, "block_count": num_layers}
-    reader, kind = gguf.GGUFReader(like), gguf.GGMLQuantizationType.Q4_1
+    reader, kind = gguf.GGUFReader(like), KINDS[kind_name]
     writer = gguf.GGUFWriter(path, "llama")
     _copy_fields(reader, writer, sizes)
     hidden, intermediate = sizes["embedding_length"], sizes["feed_forward_length"]
@@ -186,12 +281,11 @@ def write_random(like: Path, path: Path, num_layers: int) -> None:
     random = np.random.default_rng(1)
 
     def matrix(name: str, num_outputs: int, num_inputs: int) -> None:
-        shape = num_outputs, num_inputs // BLOCK_WEIGHTS, 20
+        shape = num_outputs, num_inputs // kind.num_weights, kind.num_bytes
         blocks = random.integers(0, 256, shape, dtype=np.uint8)
-        step_and_least = 0.2 / num_inputs ** 0.5, -1.5 / num_inputs ** 0.5
-        scale = np.array(step_and_least, dtype=np.float16)
-        blocks[..., :4] = scale.view(np.uint8)
-        writer.add_tensor(name, blocks.reshape(num_outputs, -1), raw_dtype=kind)
+        factors = np.array([factor / num_inputs ** 0.5 for factor in kind.factors], dtype=np.float16)
+        blocks[..., :factors.nbytes] = factors.view(np.uint8)
+        writer.add_tensor(name, blocks.reshape(num_outputs, -1), raw_dtype=gguf.GGMLQuantizationType[kind_name])
 
     def norm(name: str) -> None:
         writer.add_tensor(name, np.ones(hidden, dtype=np.float32))
