@@ -582,8 +582,8 @@ class Ring:
         num_rows = sum(len(segment.nodes) for segment in segments)
         longest_way = max((segment.visits for segment in segments), key=len)
         computed_seconds = sum(visit.seconds for visit in longest_way)
-        round_trip = self.pacing.first_stage.back(num_rows, self.clock.now(), computed_seconds)
-        self.pacing.times.learn(longest_way, round_trip)
+        seconds = self.pacing.first_stage.back(num_rows, self.clock.now(), computed_seconds)
+        self.pacing.times.learn(longest_way, seconds)
 
     # --- the whole ring -----------------------------------------------------------------------------------------------
 

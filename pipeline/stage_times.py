@@ -34,6 +34,10 @@ SHORTEST_TIME_GROWTH = 1.005
 # limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
 MAX_SCALE = 2.0
 
+# A delay of at least this share of a round trip is one of a queue. With no such share segments left too late on wires
+# between cities. By trial.
+QUEUE_SHARE = 0.25
+
 # A wire is slower than all stages if segments that leave together come back this many times as far apart as the slowest
 # stage takes: a random delay is not. By trial.
 WIRE_RATIO = 1.25
@@ -80,14 +84,13 @@ class FirstStage:
                                          keeps_others_back=not (seconds or has_text)))
 
     def back(self, num_rows: int, now: float, computed_seconds: float = 0.0) -> float:
-        """Record that the oldest segment came back with `num_rows` rows; return its round trip in seconds.
+        """Record that the oldest segment came back with `num_rows` rows; return the seconds since it was sent.
 
-        All stages together computed it in `computed_seconds`, and no round trip is shorter: if it seems to be, the
+        All stages together computed it in `computed_seconds`, and no round trip is shorter: if one seems to be, the
         segment had begun before the estimated time.
         """
         assert self._in_flight, "a segment came back, and none was in flight"
         segment = self._in_flight.popleft()
-        self._last_left_at = min(segment.ends_at, now)
 
         estimate_was_late = segment.ends_at > now
         measured_seconds = now - (segment.sent_at if estimate_was_late else segment.begins_at)
@@ -96,7 +99,23 @@ class FirstStage:
         if num_rows:
             mean = round_trip if self._mean_round_trip is None else self._mean_round_trip
             self._mean_round_trip = mean + NEW_WEIGHT * (round_trip - mean)
-        return round_trip
+
+        self._last_left_at = min(self._left_at(segment, now), now)
+        self.prune(frozenset(), now)  # those behind it follow
+        return now - segment.sent_at
+
+    def _left_at(self, segment: Occupancy, now: float) -> float:
+        """Return when a segment that comes back `now` has left the stage: as estimated, unless it stood in a queue.
+
+        It stood in one if it is late by as much as one more segment takes, and by `QUEUE_SHARE` of a round trip: a
+        shorter delay is one of wires.
+        """
+        num_rows = len(segment.nodes)
+        stage_seconds, round_trip = self._times.slowest(num_rows), self._times.round_trip(num_rows)
+        latest = now - (round_trip - stage_seconds)
+        queue_seconds = max(stage_seconds, QUEUE_SHARE * round_trip)
+        was_in_queue = stage_seconds and latest > segment.ends_at + queue_seconds
+        return latest if was_in_queue else segment.ends_at
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:
         """Record dead nodes: a segment without live nodes is given up, and later ones enter the stage earlier."""
@@ -239,8 +258,8 @@ class StageTimes:
         self._slowest_stage: list[CurvePoint] = []  # curve of the slowest stage; empty after a new measurement
         self._whole_way: list[CurvePoint] = []  # curve of all stages and wires together
 
-    def learn(self, visits: Sequence[Visit], round_trip: float) -> None:
-        """Add the visits of a returned message, and the seconds of its round trip."""
+    def learn(self, visits: Sequence[Visit], seconds: float) -> None:
+        """Add the visits of a returned message, and the seconds since it was sent."""
         while len(self.curves) < len(visits):
             self.curves.append(Curve())
         for curve, visit in zip(self.curves, visits):
@@ -248,9 +267,9 @@ class StageTimes:
 
         num_rows = visits[0].rows if visits else 0
         has_visited_all = len(visits) == len(self.curves)
-        wire_seconds = round_trip - sum(visit.seconds for visit in visits)  # on wires, or in a queue
+        wire_seconds = seconds - sum(visit.seconds for visit in visits)  # on wires, or in a queue
         is_whole = num_rows and has_visited_all and visits[-1].rows == num_rows  # nothing was pruned in flight
-        if is_whole and wire_seconds > 0:  # else the estimate was wrong, and the factor would lower it for ever
+        if is_whole and wire_seconds > 0:  # 0 would stay the shortest for ever
             self._wire_times.learn(num_rows, wire_seconds)
         self._slowest_stage = []
 

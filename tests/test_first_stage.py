@@ -105,15 +105,51 @@ def test_a_segment_that_had_begun_before_its_estimated_time_took_no_less_than_it
     stage = taught({2: 1.0, 8: 3.0})
     stage.send(list(range(8)), 5000.0)
     stage.send([8, 9], 5000.0)
+    mean = stage.due_at - 5000.0
     stage.back(0, 5001.0, computed_seconds=1.0)
-    assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0
-    assert busy(stage, 2, 6000.0) == pytest.approx(1.0)
+    stage.back(2, 5005.0, computed_seconds=4.0)
+    stage.send([1, 2], 6000.0)
+    assert stage.due_at == 6000.0 + mean + NEW_WEIGHT * (4.0 - mean)
+    assert stage.free_at == pytest.approx(6001.0)
 
 
 def test_an_estimated_time_that_the_stages_allow_is_believed():
     stage = flown(10, 20)
-    assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
-    assert stage.back(2, 5005.0, computed_seconds=4.0) == 4.0
+    stage.back(2, 5004.0, computed_seconds=4.0)
+    stage.back(2, 5005.0, computed_seconds=4.0)
+    stage.send([1, 2], 6000.0)
+    assert stage.due_at == 6004.0
+
+
+@pytest.mark.parametrize("late, free_at", [(0.0, 5003.0), (1.0, 5003.0), (1.5, 5004.5), (10.0, 5013.0)])
+def test_a_segment_that_is_late_by_a_whole_segment_has_queued_and_those_behind_it_are_as_late(late, free_at):
+    """Three segments take 1 s each in each of four stages: the first is back after 4 s."""
+    stage = flown(10, 20, 30)
+    assert stage.back(2, 5004.0 + late) == 4.0 + late
+    assert stage.free_at == pytest.approx(free_at)
+
+
+@pytest.mark.parametrize("late, free_at", [(2.9, 5003.0), (3.1, 5006.1)])
+def test_on_long_wires_a_queue_takes_a_quarter_of_a_round_trip(late, free_at):
+    """Three segments take 1 s each in each of two stages, and 10 s on wires."""
+    stage = taught({2: 1.0}, stages=2, wires=10.0)
+    for node in range(3):
+        stage.send([2 * node, 2 * node + 1], 5000.0)
+    stage.back(2, 5012.0 + late)
+    assert stage.free_at == pytest.approx(free_at)
+
+
+def test_a_queue_drains_and_is_no_part_of_the_wires():
+    """Each of five segments comes back 6 s later than from stages and wires alone, which take 3 s."""
+    stage = taught({2: 1.0}, stages=2, wires=1.0)
+    for node in range(5):
+        stage.send([2 * node, 2 * node + 1], 5000.0)
+    assert stage.free_at == pytest.approx(5005.0)
+
+    for index in range(5):
+        assert index == 0 or stage.free_at == pytest.approx(5011.0)
+        stage._times.learn([Visit(2, 1.0)] * 2, stage.back(2, 5009.0 + index))
+    assert stage._times.round_trip(2) == pytest.approx(3.0, rel=0.02)
 
 
 def test_more_rows_take_no_less_than_one_row_on_a_device_that_has_become_slower():
