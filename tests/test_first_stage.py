@@ -115,8 +115,8 @@ def test_a_segment_that_had_begun_before_its_estimated_time_took_no_less_than_it
 
 def test_an_estimated_time_that_the_stages_allow_is_believed():
     stage = flown(10, 20)
-    stage.back(2, 5004.0, computed_seconds=4.0)
-    stage.back(2, 5005.0, computed_seconds=4.0)
+    assert stage.back(2, 5004.0, computed_seconds=4.0) == 4.0
+    assert stage.back(2, 5005.0, computed_seconds=4.0) == 5.0  # since it was sent
     stage.send([1, 2], 6000.0)
     assert stage.due_at == 6004.0
 
