@@ -109,15 +109,17 @@ class TokenTree:
     def add(self, parent: int, token: int, score: float, source: str = "") -> int:
         """Add the guess `token` after `parent`, with the log-probability of the path by `source`; return its node.
 
-        An existing guess keeps its id, and the better of its scores. A guess that the law excludes is not sent.
+        An existing guess keeps its id, and the better of its scores, which raises those below it as well. A guess that
+        the law excludes is not sent.
         """
         parent_node = self.nodes[parent]
         path_score = min(score, parent_node.score)
         existing = parent_node.children.get(token)
         if existing is not None:
             guess = self.nodes[existing]
-            guess.score = max(path_score, guess.score)
             guess.proposals[source] = score
+            if path_score > guess.score:
+                self._raise(existing, path_score - guess.score)
             return existing
 
         node = self._new(parent, token, path_score)
@@ -247,6 +249,14 @@ class TokenTree:
         self.nodes[node] = Node(token, parent, parent_node.pos + 1, score)
         parent_node.children[token] = node
         return node
+
+    def _raise(self, node: int, gain: float) -> None:
+        """Add a gain to the scores of a guess and of all guesses below it."""
+        raised_nodes = [node]
+        while raised_nodes:
+            guess = self.nodes[raised_nodes.pop()]
+            guess.score += gain
+            raised_nodes.extend(guess.children.values())
 
     def child(self, parent: int, token: int) -> int | None:
         """Return the guess `token` after `parent`, which is the tip or a guess itself; None if there is none."""

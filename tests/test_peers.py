@@ -4,8 +4,8 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from eval.bench import Cost, peers
-from eval.bench.peers import AnswerCost, table, write_random
+from eval.bench import Cost, peers, shapes
+from eval.bench.peers import AnswerCost, table
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
@@ -63,13 +63,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         peers.peers([str(tmp_path / "none.gguf")])
 
 
-@pytest.mark.parametrize("kind", peers.KINDS)
+@pytest.mark.parametrize("kind", shapes.KINDS)
 def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(kind, tmp_path, monkeypatch):
     sizes = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count": 4,
              "attention.head_count_kv": 4, "rope.dimension_count": 64, "attention.key_length": 64}
-    monkeypatch.setattr(peers, "SIZES_7B", sizes)
+    monkeypatch.setattr(shapes, "SIZES_7B", sizes)
     made = tmp_path / "random.gguf"
-    write_random(write(tmp_path / "model.gguf"), made, 3, kind)
+    shapes.write_random(write(tmp_path / "model.gguf"), made, 3, kind)
 
     tensor = next(tensor for tensor in gguf.GGUFReader(made).tensors if tensor.name == "blk.0.ffn_up.weight")
     weights = gguf.dequantize(tensor.data, tensor.tensor_type)

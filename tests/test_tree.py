@@ -373,3 +373,18 @@ def test_a_turn_costs_no_more_in_a_long_text():
         return steps
 
     assert lines(100) == lines(4000)
+
+
+def test_a_guess_that_scores_better_raises_those_below_it_by_as_much():
+    tree = TokenTree([1], max_tokens=100)
+    copied = [tree.add(tree.tip, 10, -5.0, "suffix")]
+    for token, score in ((11, -5.25), (12, -5.5)):
+        copied.append(tree.add(copied[-1], token, score, "suffix"))
+    other = tree.add(copied[0], 20, -7.0)
+
+    assert tree.add(tree.tip, 10, -6.0, "eagle") == copied[0]
+    assert [tree.nodes[node].score for node in copied] == [-5.0, -5.25, -5.5]
+
+    assert tree.add(tree.tip, 10, -0.5, "eagle") == copied[0]
+    assert [tree.nodes[node].score for node in [*copied, other]] == [-0.5, -0.75, -1.0, -2.5]
+    assert tree.nodes[copied[0]].proposals == {"suffix": -5.0, "eagle": -0.5}

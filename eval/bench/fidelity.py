@@ -16,6 +16,7 @@ from torch import Tensor
 from config.dialect import OptionParser
 from config.questions import BUNDLED_FOLDER, load
 from eval.bench import transformers_model, whole_number
+from eval.bench.shapes import add_shapes, of_shapes
 from launch.progress import ProgressBar
 from launch.split.gguf import unpack
 from model.weights.unfold import Unfolded
@@ -28,15 +29,16 @@ PIECE_TOKENS = 250  # at most, of each piece of the text, which is read alone
 def fidelity(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench fidelity`."""
     parser = OptionParser(prog="python3 -m scripts.bench fidelity")
-    parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
+    add_shapes(parser)
     parser.add_argument("--positions", type=whole_number, default=2000, metavar="N", help="tokens that are read (2000)")
     args = parser.parse_args(argv)
 
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        model_dir = unpack(args.file, Path(folder) / "model")
+        gguf_path = of_shapes(args, Path(folder))
+        model_dir = unpack(gguf_path, Path(folder) / "model")
         own_model = open_whole(Unfolded(model_dir), torch.float32, torch.device("cpu"))
         token_ids = bundled_text(model_dir, args.positions)
-        judge = transformers_model(args.file)
+        judge = transformers_model(gguf_path)
 
         comparisons = []
         size = min(PIECE_TOKENS, own_model.config.context)
@@ -44,7 +46,7 @@ def fidelity(argv: list[str]) -> int:
             piece = token_ids[begin:begin + size]
             comparisons.append(compared(logits_of(own_model, piece), judge(torch.tensor([piece])).logits[0]))
     is_same_T, divergence_T = (torch.cat(column) for column in zip(*comparisons))
-    print(f"{args.file.name}, {len(token_ids)} positions: {100 * is_same_T.double().mean():.2f} % keep the likeliest "
+    print(f"{gguf_path.name}, {len(token_ids)} positions: {100 * is_same_T.double().mean():.2f} % keep the likeliest "
           f"token of float32, mean KL divergence from float32 {divergence_T.mean():.2e} nats, largest "
           f"{divergence_T.max():.2e}")
     return 0

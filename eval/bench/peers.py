@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 
 from config.console import say
 from config.dialect import OptionParser
 from eval.bench import Cost, Stopwatch, transformers_model, whole_number
+from eval.bench.shapes import add_shapes, of_shapes
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
@@ -33,22 +34,6 @@ FORMS = (AS_IN_FILE, ("float32", "none", "none"), ("bfloat16", "none", "none"), 
 PROMPT_LENGTHS = [16, 64]  # tokens
 NUM_TOKENS = 32  # of an answer
 SPARE_TOKENS = 64  # of a context, beyond prompt and answer
-SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
-           "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
-           "rope.dimension_count": 128}  # sizes by their names in GGUF
-NUM_LAYERS = 2  # of a model of those sizes
-
-
-class Kind(NamedTuple):
-    """The blocks of a kind of GGUF file: scale factors in float16, then the rest."""
-
-    num_weights: int
-    num_bytes: int
-    factors: Sequence[float]  # for a matrix with one input
-
-
-KINDS = {"Q4_1": Kind(32, 20, [0.2, -1.5]), "Q8_0": Kind(32, 34, [0.02]), "Q4_K": Kind(256, 144, [0.006, 0.05])}
-
 Prompts = Sequence[List[int]]  # token ids, of requests at once
 
 # Writes an answer of NUM_TOKENS tokens to each prompt, and calls the function when the first token of one is there.
@@ -68,10 +53,7 @@ Costs = Mapping[Tuple[str, int], Sequence[AnswerCost]]  # by name, and tokens of
 def peers(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench peers`."""
     parser = OptionParser(prog="python3 -m scripts.bench peers")
-    parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
-    parser.add_argument("--shapes", choices=("own", "7b"), default="own",
-                        help="7b: random weights of a 7B model's shapes, two layers (own)")
-    parser.add_argument("--kind", choices=tuple(KINDS), default="Q4_1", help="kind of the random weights (Q4_1)")
+    add_shapes(parser)
     parser.add_argument("--forms", choices=("all", "file"), default="all",
                         help="file: only llama.cpp and ours with the weights as in the file (all)")
     parser.add_argument("--prompts", type=whole_number, nargs="+", default=PROMPT_LENGTHS, metavar="N",
@@ -87,10 +69,8 @@ def peers(argv: list[str]) -> int:
         say("llama.cpp is not installed, and is left out: type pip install xllamacpp")
 
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        gguf_path, model_dir = args.file, Path(folder)
-        if args.shapes == "7b":
-            gguf_path = model_dir / "random.gguf"
-            write_random(args.file, gguf_path, NUM_LAYERS, args.kind)
+        model_dir = Path(folder)
+        gguf_path = of_shapes(args, model_dir)
         split(gguf_path, model_dir / "split", "1")
 
         context = max(args.prompts) + NUM_TOKENS + SPARE_TOKENS
@@ -98,7 +78,7 @@ def peers(argv: list[str]) -> int:
         for num_threads in args.threads:
             limits = Limits(num_threads, args.requests, context)
             costs = measured(gguf_path, model_dir, limits, forms, args.prompts, args.repeats)
-            print(f"{args.file.name}, {args.shapes} shapes, {num_threads} thread(s), one process, {args.requests} "
+            print(f"{gguf_path.name}, {num_threads} thread(s), one process, {args.requests} "
                   f"request(s) at once, minimum of {args.repeats}; in brackets the speed over that of the first line")
             for clock, words in zip(Cost._fields, ("elapsed", "of processor")):
                 print(in_columns(heading(words, args.prompts), table(costs, args.prompts, clock), names=0))
@@ -263,54 +243,3 @@ def table(costs: Costs, prompt_lengths: Sequence[int], clock: str) -> list[list[
     for name, seconds in seconds_by_name.items():
         rows.append([name, *(f"{1e3 * own:.1f} ({first / own:.2f})" for first, own in zip(first_seconds, seconds))])
     return rows
-
-
-# --- a model of other shapes ------------------------------------------------------------------------------------------
-
-def write_random(like: Path, path: Path, num_layers: int, kind_name: str = "Q4_1") -> None:
-    """Write a GGUF file of this kind with SIZES_7B and random weights, and the tokenizer of `like`."""
-    import gguf
-    import numpy as np
-
-    sizes = {**SIZES_7B, "block_count": num_layers}
-    reader, kind = gguf.GGUFReader(like), KINDS[kind_name]
-    writer = gguf.GGUFWriter(path, "llama")
-    _copy_fields(reader, writer, sizes)
-    hidden, intermediate = sizes["embedding_length"], sizes["feed_forward_length"]
-    vocab_size = len(reader.fields["tokenizer.ggml.tokens"].contents())
-    random = np.random.default_rng(1)
-
-    def matrix(name: str, num_outputs: int, num_inputs: int) -> None:
-        shape = num_outputs, num_inputs // kind.num_weights, kind.num_bytes
-        blocks = random.integers(0, 256, shape, dtype=np.uint8)
-        factors = np.array([factor / num_inputs ** 0.5 for factor in kind.factors], dtype=np.float16)
-        blocks[..., :factors.nbytes] = factors.view(np.uint8)
-        writer.add_tensor(name, blocks.reshape(num_outputs, -1), raw_dtype=gguf.GGMLQuantizationType[kind_name])
-
-    def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(hidden, dtype=np.float32))
-
-    matrix("token_embd.weight", vocab_size, hidden)
-    norm("output_norm.weight")
-    for layer in range(num_layers):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"blk.{layer}.{name}.weight", hidden, hidden)
-        for name in ("ffn_gate", "ffn_up"):
-            matrix(f"blk.{layer}.{name}.weight", intermediate, hidden)
-        matrix(f"blk.{layer}.ffn_down.weight", hidden, intermediate)
-        norm(f"blk.{layer}.attn_norm.weight")
-        norm(f"blk.{layer}.ffn_norm.weight")
-
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-
-
-def _copy_fields(reader: Any, writer: Any, sizes: Mapping[str, int]) -> None:
-    """Copy the fields of a file about its model and its tokenizer, with these sizes."""
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        size_name = name.removeprefix("llama.")
-        element_type = field.types[-1] if len(field.types) > 1 else None
-        value = sizes.get(size_name, field.contents())
-        writer.add_key_value(name, value, field.types[0], sub_type=element_type)
