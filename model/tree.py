@@ -251,11 +251,11 @@ class TokenTree:
         return node
 
     def _raise(self, node: int, gain: float) -> None:
-        """Add a gain to the scores of a guess and of all guesses below it."""
+        """Add a gain to the scores of a guess and of all guesses below it; rounding lifts none above its parent."""
         raised_nodes = [node]
         while raised_nodes:
             guess = self.nodes[raised_nodes.pop()]
-            guess.score += gain
+            guess.score = min(guess.score + gain, self.nodes[guess.parent].score)
             raised_nodes.extend(guess.children.values())
 
     def child(self, parent: int, token: int) -> int | None:

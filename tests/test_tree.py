@@ -89,7 +89,10 @@ class PlainTree:
     def add(self, parent, token, score):
         path, bounded = (*parent, token), min(score, self.scores[parent])
         if path in self.guesses:
-            self.scores[path] = max(bounded, self.scores[path])
+            gain = max(0.0, bounded - self.scores[path])
+            for raised in self.guesses:
+                if raised[:len(path)] == path:
+                    self.scores[raised] += gain
             return
         self.scores[path] = bounded
         self.guesses.append(path)
