@@ -40,10 +40,10 @@ def test_requests_at_once_are_answered_together(tmp_path, monkeypatch, capsys):
     path = write(tmp_path / "model.gguf")
     words = [str(path), "--threads", "1", "--repeats", "1", "--forms", "file", "--requests", "2", "--prompts", "4", "8"]
     assert peers.peers(words) == 0
-    said = capsys.readouterr().out
-    assert "2 request(s) at once" in said
-    assert "8 tokens read" in said
-    assert said.count("ours, as in the file") == 2
+    printed = capsys.readouterr().out
+    assert "2 request(s) at once" in printed
+    assert "8 tokens read" in printed
+    assert printed.count("ours, as in the file") == 2
 
 
 def test_without_llama_cpp_the_others_are_compared_and_the_way_to_get_it_is_said(tmp_path, monkeypatch, capsys):
@@ -63,17 +63,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         peers.peers([str(tmp_path / "none.gguf")])
 
 
-@pytest.mark.parametrize("kind", shapes.KINDS)
-def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind_name", shapes.KINDS)
+def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(kind_name, tmp_path, monkeypatch):
     sizes = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count": 4,
              "attention.head_count_kv": 4, "rope.dimension_count": 64, "attention.key_length": 64}
     monkeypatch.setattr(shapes, "SIZES_7B", sizes)
     made = tmp_path / "random.gguf"
-    shapes.write_random(write(tmp_path / "model.gguf"), made, 3, kind)
+    shapes.write_random(write(tmp_path / "model.gguf"), made, 3, kind_name)
 
     tensor = next(tensor for tensor in gguf.GGUFReader(made).tensors if tensor.name == "blk.0.ffn_up.weight")
     weights = gguf.dequantize(tensor.data, tensor.tensor_type)
-    assert (tensor.tensor_type.name, weights.shape) == (kind, (512, 256))
+    assert (tensor.tensor_type.name, weights.shape) == (kind_name, (512, 256))
     assert 0.3 < weights.std() * 16 < 3, "a row's output is about as large as its input"
 
     found = read_sizes(Unfolded(unpack(made, tmp_path / "whole", progress=False)))

@@ -48,14 +48,16 @@ SOURCE_ROOMS = {
         (6_959, "models with convolutions and delta nets guess in trees; tokenizers are read without transformers"),
         (1_408, "GGUF files of this year's families and models as more writers publish them load"),
         (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once"),
-        (106, "a level asks how many of its guesses are worth their time")]),
+        (106, "a level asks how many of its guesses are worth their time"),
+        (78, "a guess that scores better raises the guesses below it")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
         (18, "rows are shared by the measured round trip, and only live rows are asked for"),
         (111, "people see what each board does, and a recurrent family has virtual time"),
         (37, "several requests send as soon as the first stage is free, and costly rows are known from the start"),
-        (588, "a level reads what pays on this ring under this load, and slow wires of several boards are found")]),
+        (588, "a level reads what pays on this ring under this load, and slow wires of several boards are found"),
+        (105, "segments behind a queue count as late, so that it drains")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
         (2_507, "boards are found in the network, and a code brings their keys"),
@@ -75,7 +77,8 @@ SOURCE_ROOMS = {
     "eval": Room(37_625, [
         (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables"),
         (55, "a short contest still answers as many questions as run at once"),
-        (124, "results go on in another clone of the project")]),
+        (124, "results go on in another clone of the project"),
+        (465, "peers of any prompt length and several requests at once, and files of three kinds")]),
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools"),
         (19, "help names the command that was typed, whatever folder it runs in"),
@@ -114,7 +117,8 @@ OTHER_ROOMS = {
         (2_524, "quantized recent families, lean starts, costly rows and a late template are judged by others' "
                 "values"),
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
-              "by a profile's times")]),
+              "by a profile's times"),
+        (927, "queues, raised scores, answers at once and random files of each kind are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -141,7 +145,8 @@ OTHER_ROOMS = {
         (516, "a reader finds the page of boards and what this year's files hold"),
         (1_756, "a reader finds the eight first questions, what each preset needs of a board, and what a head "
                 "learns from its user"),
-        (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables")]),
+        (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
+        (50, "a reader finds what drains a queue and the tables of one commit")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98

@@ -8,6 +8,7 @@ import argparse
 import re
 import time
 from dataclasses import replace
+from operator import sub
 from pathlib import Path
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -57,15 +58,15 @@ class Stopwatch:
     """What has passed since it was made."""
 
     def __init__(self) -> None:
-        self._begun = self._now()
+        self._cost_before = self._whole_cost()
 
     @staticmethod
-    def _now() -> Cost:
+    def _whole_cost() -> Cost:
         return Cost(time.perf_counter(), time.process_time())
 
     def read(self) -> Cost:
         """Return the elapsed and the processor seconds so far."""
-        return Cost(*(now - begun for now, begun in zip(self._now(), self._begun)))
+        return Cost(*map(sub, self._whole_cost(), self._cost_before))
 
 
 def cost(call: Callable[..., object], *args: Any) -> Cost:

@@ -34,10 +34,10 @@ FORMS = (AS_IN_FILE, ("float32", "none", "none"), ("bfloat16", "none", "none"), 
 PROMPT_LENGTHS = [16, 64]  # tokens
 NUM_TOKENS = 32  # of an answer
 SPARE_TOKENS = 64  # of a context, beyond prompt and answer
-Prompts = Sequence[List[int]]  # token ids, of requests at once
+PromptIds = Sequence[List[int]]  # token ids, of requests at once
 
 # Writes an answer of NUM_TOKENS tokens to each prompt, and calls the function when the first token of one is there.
-WriteAnswers = Callable[[Prompts, Callable[[], None]], None]
+WriteAnswers = Callable[[PromptIds, Callable[[], None]], None]
 
 
 class AnswerCost(NamedTuple):
@@ -76,7 +76,7 @@ def peers(argv: list[str]) -> int:
         context = max(args.prompts) + NUM_TOKENS + SPARE_TOKENS
         forms = FORMS if args.forms == "all" else [AS_IN_FILE]
         for num_threads in args.threads:
-            limits = Limits(num_threads, args.requests, context)
+            limits = ProgramLimits(num_threads, args.requests, context)
             costs = measured(gguf_path, model_dir, limits, forms, args.prompts, args.repeats)
             print(f"{gguf_path.name}, {num_threads} thread(s), one process, {args.requests} "
                   f"request(s) at once, minimum of {args.repeats}; in brackets the speed over that of the first line")
@@ -92,7 +92,7 @@ def _refuse_processes(typed_count: str) -> None:
 
 # --- the programs -----------------------------------------------------------------------------------------------------
 
-class Limits(NamedTuple):
+class ProgramLimits(NamedTuple):
     """What each program may use."""
 
     num_threads: int
@@ -100,7 +100,7 @@ class Limits(NamedTuple):
     context: int  # tokens of a request
 
 
-def _opened(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[tuple[str, str, str]],
+def _opened(gguf_path: Path, model_dir: Path, limits: ProgramLimits, forms: Sequence[tuple[str, str, str]],
             open_pipelines: ExitStack) -> Iterator[tuple[str, WriteAnswers]]:
     if find_spec("xllamacpp") is not None:
         yield LLAMA_CPP, llama_cpp(gguf_path, limits)
@@ -118,7 +118,7 @@ def _opened(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[tu
         yield f"ours, {names.get(quant, quant)}", ours(pipeline)
 
 
-def llama_cpp(gguf_path: Path, limits: Limits) -> WriteAnswers:
+def llama_cpp(gguf_path: Path, limits: ProgramLimits) -> WriteAnswers:
     """Return llama.cpp, by the package `xllamacpp`, with the weights as in the file."""
     import xllamacpp
 
@@ -139,7 +139,7 @@ def llama_cpp(gguf_path: Path, limits: Limits) -> WriteAnswers:
         server.handle_completions({"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "cache_prompt": False,
                                    "ignore_eos": True, "stream": True}, take)
 
-    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+    def write(prompts: PromptIds, note_first: Callable[[], None]) -> None:
         with ThreadPoolExecutor(len(prompts)) as pool:
             list(pool.map(write_one, prompts, [note_first] * len(prompts)))
 
@@ -166,7 +166,7 @@ def of_transformers(gguf_path: Path, dtype: str) -> WriteAnswers:
     """Return the `generate` of transformers, for one request."""
     model = transformers_model(gguf_path, getattr(torch, dtype))
 
-    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+    def write(prompts: PromptIds, note_first: Callable[[], None]) -> None:
         ids = torch.tensor(prompts)
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
                        do_sample=False, pad_token_id=0, streamer=Streamer(note_first))
@@ -177,7 +177,7 @@ def of_transformers(gguf_path: Path, dtype: str) -> WriteAnswers:
 def ours(pipeline: Pipeline) -> WriteAnswers:
     """Return plain decoding on a pipeline of one stage."""
 
-    def write(prompts: Prompts, note_first: Callable[[], None]) -> None:
+    def write(prompts: PromptIds, note_first: Callable[[], None]) -> None:
         answers = [pipeline.submit(prompt, max_new_tokens=NUM_TOKENS) for prompt in prompts]
         for answer in answers:  # reading one advances all
             next(answer)
@@ -192,7 +192,7 @@ def ours(pipeline: Pipeline) -> WriteAnswers:
 
 # --- their costs ------------------------------------------------------------------------------------------------------
 
-def measured(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[tuple[str, str, str]],
+def measured(gguf_path: Path, model_dir: Path, limits: ProgramLimits, forms: Sequence[tuple[str, str, str]],
              prompt_lengths: Sequence[int], repeats: int) -> Costs:
     """Return the costs of prompts of these lengths and of their answers.
 
@@ -211,7 +211,7 @@ def measured(gguf_path: Path, model_dir: Path, limits: Limits, forms: Sequence[t
     return {key: repeated[1:] for key, repeated in costs.items()}
 
 
-def answer_cost(write: WriteAnswers, prompts: Prompts) -> AnswerCost:
+def answer_cost(write: WriteAnswers, prompts: PromptIds) -> AnswerCost:
     """Return the cost of answering these prompts at once."""
     stopwatch = Stopwatch()
     costs_to_first: list[Cost] = []
@@ -241,5 +241,6 @@ def table(costs: Costs, prompt_lengths: Sequence[int], clock: str) -> list[list[
     rows = []
     first_seconds = next(iter(seconds_by_name.values()))
     for name, seconds in seconds_by_name.items():
-        rows.append([name, *(f"{1e3 * own:.1f} ({first / own:.2f})" for first, own in zip(first_seconds, seconds))])
+        pairs = zip(first_seconds, seconds)
+        rows.append([name, *(f"{1e3 * value:.1f} ({first / value:.2f})" for first, value in pairs)])
     return rows

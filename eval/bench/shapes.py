@@ -13,7 +13,7 @@ SIZES_7B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.h
 NUM_LAYERS = 2
 
 
-class Kind(NamedTuple):
+class BlockKind(NamedTuple):
     """The blocks of a kind of GGUF file: scale factors in float16, then the rest."""
 
     num_weights: int
@@ -21,7 +21,11 @@ class Kind(NamedTuple):
     factors: Sequence[float]  # for a matrix with one input
 
 
-KINDS = {"Q4_1": Kind(32, 20, [0.2, -1.5]), "Q8_0": Kind(32, 34, [0.02]), "Q4_K": Kind(256, 144, [0.006, 0.05])}
+KINDS = {
+    "Q4_1": BlockKind(32, 20, [0.2, -1.5]),
+    "Q8_0": BlockKind(32, 34, [0.02]),
+    "Q4_K": BlockKind(256, 144, [0.006, 0.05]),
+}
 
 
 def add_shapes(parser: OptionParser) -> None:
