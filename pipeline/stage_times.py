@@ -70,6 +70,7 @@ class FirstStage:
         self._times = times
         self._in_flight: deque[Occupancy] = deque()  # the oldest first
         self._last_left_at = 0.0  # time at which the newest returned segment left the stage
+        self._last_delay = 0.0  # seconds by which the newest returned segment was late
         self._mean_round_trip: float | None = None  # seconds, of recent segments
 
     def send(self, nodes: list[int], now: float, has_text: bool = True) -> None:
@@ -100,22 +101,25 @@ class FirstStage:
             mean = round_trip if self._mean_round_trip is None else self._mean_round_trip
             self._mean_round_trip = mean + NEW_WEIGHT * (round_trip - mean)
 
-        self._last_left_at = min(self._left_at(segment, now), now)
+        self._last_left_at = min(segment.ends_at + self._queue_seconds(segment, now), now)
         self.prune(frozenset(), now)  # those behind it follow
         return now - segment.sent_at
 
-    def _left_at(self, segment: Occupancy, now: float) -> float:
-        """Return when a segment that comes back `now` has left the stage: as estimated, unless it stood in a queue.
+    def _queue_seconds(self, segment: Occupancy, now: float) -> float:
+        """Return how long a segment that comes back `now` has stood in a queue, after the time at which it was to leave.
 
-        It stood in one if it is late by as much as one more segment takes, and by `QUEUE_SHARE` of a round trip: a
-        shorter delay is one of wires.
+        A queue makes one segment after the other late, by as much as one more takes, and by `QUEUE_SHARE` of a round
+        trip. What makes a single one late, or later than that, is a delay on a wire.
         """
         num_rows = len(segment.nodes)
         stage_seconds, round_trip = self._times.slowest(num_rows), self._times.round_trip(num_rows)
-        latest = now - (round_trip - stage_seconds)
-        queue_seconds = max(stage_seconds, QUEUE_SHARE * round_trip)
-        was_in_queue = stage_seconds and latest > segment.ends_at + queue_seconds
-        return latest if was_in_queue else segment.ends_at
+        delay = now - (round_trip - stage_seconds) - segment.ends_at
+        lasting_delay = min(delay, self._last_delay)
+        self._last_delay = delay
+
+        is_measured = stage_seconds > 0
+        is_queue = is_measured and lasting_delay > max(stage_seconds, QUEUE_SHARE * round_trip)
+        return lasting_delay if is_queue else 0.0
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:
         """Record dead nodes: a segment without live nodes is given up, and later ones enter the stage earlier."""
