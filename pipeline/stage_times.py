@@ -34,8 +34,8 @@ SHORTEST_TIME_GROWTH = 1.005
 # limit is not needed, since a mean falls by `NEW_WEIGHT` at most. By trial.
 MAX_SCALE = 2.0
 
-# A delay of at least this share of a round trip is one of a queue. With no such share segments left too late on wires
-# between cities. By trial.
+# A delay of at least this share of a round trip is one of a queue. Without it segments left too late on wires between
+# cities. By trial.
 QUEUE_SHARE = 0.25
 
 # A wire is slower than all stages if segments that leave together come back this many times as far apart as the slowest
@@ -113,12 +113,13 @@ class FirstStage:
         """
         num_rows = len(segment.nodes)
         stage_seconds, round_trip = self._times.slowest(num_rows), self._times.round_trip(num_rows)
+        if not stage_seconds:
+            return 0.0  # nothing is measured yet
+
         delay = now - (round_trip - stage_seconds) - segment.ends_at
         lasting_delay = min(delay, self._last_delay)
         self._last_delay = delay
-
-        is_measured = stage_seconds > 0
-        is_queue = is_measured and lasting_delay > max(stage_seconds, QUEUE_SHARE * round_trip)
+        is_queue = lasting_delay > max(stage_seconds, QUEUE_SHARE * round_trip)
         return lasting_delay if is_queue else 0.0
 
     def prune(self, dead_nodes: AbstractSet[int], now: float) -> None:

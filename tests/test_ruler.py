@@ -57,7 +57,7 @@ SOURCE_ROOMS = {
         (111, "people see what each board does, and a recurrent family has virtual time"),
         (37, "several requests send as soon as the first stage is free, and costly rows are known from the start"),
         (588, "a level reads what pays on this ring under this load, and slow wires of several boards are found"),
-        (105, "segments behind a queue count as late, so that it drains")]),
+        (128, "segments behind a queue count as late, so that it drains")]),
     "cluster": Room(20_414, [
         (304, "a worker of another version is named first, a damaged part comes again, a killed worker returns"),
         (2_507, "boards are found in the network, and a code brings their keys"),
@@ -118,7 +118,7 @@ OTHER_ROOMS = {
                 "values"),
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times"),
-        (927, "queues, raised scores, answers at once and random files of each kind are judged")]),
+        (1_004, "queues, raised scores, answers at once and random files of each kind are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -146,7 +146,7 @@ OTHER_ROOMS = {
         (1_756, "a reader finds the eight first questions, what each preset needs of a board, and what a head "
                 "learns from its user"),
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
-        (50, "a reader finds what drains a queue and the tables of one commit")]),
+        (53, "a reader finds what drains a queue and the tables of one commit")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
