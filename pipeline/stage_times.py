@@ -106,10 +106,10 @@ class FirstStage:
         return now - segment.sent_at
 
     def _queue_seconds(self, segment: Occupancy, now: float) -> float:
-        """Return how long a segment that comes back `now` has stood in a queue, after the time at which it was to leave.
+        """Return how long a segment that comes back `now` has stood in a queue after the estimated time.
 
-        A queue makes one segment after the other late, by as much as one more takes, and by `QUEUE_SHARE` of a round
-        trip. What makes a single one late, or later than that, is a delay on a wire.
+        A queue makes two in a row late, by as much as one more takes, and by `QUEUE_SHARE` of a round trip. What makes
+        a single one late, or later than the other, is a delay on a wire.
         """
         num_rows = len(segment.nodes)
         stage_seconds, round_trip = self._times.slowest(num_rows), self._times.round_trip(num_rows)
