@@ -146,7 +146,7 @@ OTHER_ROOMS = {
         (1_756, "a reader finds the eight first questions, what each preset needs of a board, and what a head "
                 "learns from its user"),
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
-        (487, "a reader finds what drains a queue and the tables of one commit")]),
+        (551, "a reader finds what drains a queue and the tables of one commit")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
