@@ -66,7 +66,7 @@ def test_with_more_requests_than_segments_in_flight_each_has_the_rows_of_one_for
                                    (2, 4, 8), (1, 4, 12),
                                    (1, 2, 8), (1, 14, 14), (1, 16, 16)):
         times = StageTimes()
-        times.learn([Visit(size, 1.0)] * segments, round_trip=segments)
+        times.learn([Visit(size, 1.0)] * segments, segments)
         rows = RowAllocator(times)
         assert sum(rows.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
 
