@@ -44,7 +44,9 @@ def fidelity(argv: list[str]) -> int:
         size = min(PIECE_TOKENS, own_model.config.context)
         for begin in ProgressBar(range(0, len(token_ids), size), desc="texts", leave=False):
             piece = token_ids[begin:begin + size]
-            comparisons.append(compared(logits_of(own_model, piece), judge(torch.tensor([piece])).logits[0]))
+            exact_logits_TV = judge(torch.tensor([piece])).logits[0]
+            comparisons.append(compared(logits_of(own_model, piece), exact_logits_TV))
+
     is_same_T, divergence_T = (torch.cat(column) for column in zip(*comparisons))
     print(f"{gguf_path.name}, {len(token_ids)} positions: {100 * is_same_T.double().mean():.2f} % keep the likeliest "
           f"token of float32, mean KL divergence from float32 {divergence_T.mean():.2e} nats, largest "

@@ -11,7 +11,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import chain, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -81,7 +81,8 @@ def peers(argv: list[str]) -> int:
             print(f"{gguf_path.name}, {num_threads} thread(s), one process, {args.requests} "
                   f"request(s) at once, minimum of {args.repeats}; in brackets the speed over that of the first line")
             for clock, words in zip(Cost._fields, ("elapsed", "of processor")):
-                print(in_columns(heading(words, args.prompts), table(costs, args.prompts, clock), names=0))
+                rows = table(costs, args.prompts, clock)
+                print(in_columns(heading(words, args.prompts), rows, names=0))
     return 0
 
 
@@ -129,11 +130,11 @@ def llama_cpp(gguf_path: Path, limits: ProgramLimits) -> WriteAnswers:
     server = xllamacpp.Server(params)
 
     def write_one(prompt: list[int], note_first: Callable[[], None]) -> None:
-        unnoted = [note_first]
+        piece_numbers = count()
 
         def take(piece: object) -> bool:
-            if unnoted:
-                unnoted.pop()()
+            if next(piece_numbers) == 0:
+                note_first()
             return False  # whether to stop
 
         server.handle_completions({"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "cache_prompt": False,
@@ -231,12 +232,12 @@ def heading(clock: str, prompt_lengths: Sequence[int]) -> list[str]:
 
 def table(costs: Costs, prompt_lengths: Sequence[int], clock: str) -> list[list[str]]:
     """Return a row per program: ms of prompts and of a token after them by one clock, the least, with ratios."""
-    seconds_by_name = {}
+    seconds_by_name: dict[str, list[float]] = defaultdict(list)
     for name in dict.fromkeys(name for name, _ in costs):
-        repeated = (costs[name, length] for length in prompt_lengths)
-        figures_by_length = ([[getattr(figure, clock) for figure in answer] for answer in answers]
-                             for answers in repeated)
-        seconds_by_name[name] = [min(figure) for figures in figures_by_length for figure in zip(*figures)]
+        for length in prompt_lengths:
+            answer_costs = costs[name, length]
+            seconds_by_name[name].append(min(getattr(answer.prompts, clock) for answer in answer_costs))
+            seconds_by_name[name].append(min(getattr(answer.token, clock) for answer in answer_costs))
 
     rows = []
     first_seconds = next(iter(seconds_by_name.values()))

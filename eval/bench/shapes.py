@@ -53,7 +53,7 @@ def write_random(like: Path, path: Path, num_layers: int, kind_name: str) -> Non
     import numpy as np
 
     sizes = {**SIZES_7B, "block_count": num_layers}
-    reader, kind = gguf.GGUFReader(like), KINDS[kind_name]
+    reader, block_kind = gguf.GGUFReader(like), KINDS[kind_name]
     writer = gguf.GGUFWriter(path, "llama")
     _copy_fields(reader, writer, sizes)
     hidden, intermediate = sizes["embedding_length"], sizes["feed_forward_length"]
@@ -61,9 +61,9 @@ def write_random(like: Path, path: Path, num_layers: int, kind_name: str) -> Non
     random = np.random.default_rng(1)
 
     def matrix(name: str, num_outputs: int, num_inputs: int) -> None:
-        shape = num_outputs, num_inputs // kind.num_weights, kind.num_bytes
+        shape = num_outputs, num_inputs // block_kind.num_weights, block_kind.num_bytes
         blocks = random.integers(0, 256, shape, dtype=np.uint8)
-        factors = np.array([factor / num_inputs ** 0.5 for factor in kind.factors], dtype=np.float16)
+        factors = np.array([factor / num_inputs ** 0.5 for factor in block_kind.factors], dtype=np.float16)
         blocks[..., :factors.nbytes] = factors.view(np.uint8)
         writer.add_tensor(name, blocks.reshape(num_outputs, -1), raw_dtype=gguf.GGMLQuantizationType[kind_name])
 
@@ -81,8 +81,10 @@ def write_random(like: Path, path: Path, num_layers: int, kind_name: str) -> Non
         norm(f"blk.{layer}.attn_norm.weight")
         norm(f"blk.{layer}.ffn_norm.weight")
 
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _copy_fields(reader: Any, writer: Any, sizes: Mapping[str, int]) -> None:
