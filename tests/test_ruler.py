@@ -127,7 +127,8 @@ OTHER_ROOMS = {
         (939, "states of delta nets are computed in C, and a long conversation takes half the memory"),
         (48, "a long context is read a fifth faster, with the same bits"),
         (121, "a row of a long context is read from large pages, and checks for prunes cost no row of "
-              "plain decoding")]),
+              "plain decoding"),
+        (196, "with AVX-512, scores of two slots and sixteen elements of a value are computed at once")]),
     "shell": Room(6_735, [
         (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh"),
         (381, "a worker needs no argument, downloads are seen, and a newer transformers can be compared"),

@@ -8,6 +8,7 @@
  *
  * Names say on what a function works:
  *  - `_x8`: eight lanes of 32 bits, on all instruction sets (types `f32x8`, `i32x8`);
+ *  - `_wide`: eight lanes, or twice as many where a register has 16 (type `f32_wide`);
  *  - `_register`: as many lanes as a register of this instruction set has (types `f32_register`, `i32_register`);
  *  - `_int8`, `_int4`: weights whose codes have 8 or 4 bits. A code of 4 bits is a nibble: two of them share a byte.
  */
@@ -153,6 +154,22 @@ typedef int32_t i32_register __attribute__((vector_size(4 * REGISTER_LANES)));
 INLINE f32_register load_f32_register(const float *from) { f32_register x; memcpy(&x, from, sizeof x); return x; }
 INLINE void store_f32_register(float *to, f32_register x) { memcpy(to, &x, sizeof x); }
 INLINE f32_register to_f32_register(i32_register x) { return __builtin_convertvector(x, f32_register); }
+
+/* A wide vector holds as many `_x8` vectors, side by side, as a register has room for, at least one. */
+#define WIDE_LANES (REGISTER_LANES > LANES ? REGISTER_LANES : LANES)
+typedef float f32_wide __attribute__((vector_size(4 * WIDE_LANES)));
+
+INLINE f32_wide load_wide(const float *from) { f32_wide x; memcpy(&x, from, sizeof x); return x; }
+INLINE void store_wide(float *to, f32_wide x) { memcpy(to, &x, sizeof x); }
+
+/* Load the same eight lanes for each of those vectors. */
+INLINE f32_wide load_repeated_x8(const float *from) {
+#if REGISTER_LANES == 16
+    return (f32_wide)_mm512_broadcast_f64x4(_mm256_loadu_pd((const double *)from));
+#else
+    return load_wide(from);
+#endif
+}
 
 /* Load numbers in bfloat16, which are the upper 16 bits of numbers in float32. */
 INLINE f32_register load_bf16_register(const uint16_t *from) {

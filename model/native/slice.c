@@ -41,7 +41,7 @@
 
 #define MIN_CACHED_MAGNITUDE 1e-20f /* of a key or value in codes: its scale stays above 0 */
 #define MAX_CHUNK_ROWS 8 /* of one item of the attention, which mostly see the same slots */
-#define VALUE_VECTORS 8 /* vectors of eight lanes of an attention output that are accumulated at once */
+#define VALUE_LANES 64 /* elements of an attention output that are accumulated at once */
 #define ITEMS_PER_THREAD 4 /* of a product: threads that are interrupted leave items to the others */
 #define CACHE_LINE 64 /* bytes */
 #define QUESTION_PRODUCTS (1 << 25) /* at least, between two questions whether a segment is needed: about 3 ms */
@@ -431,6 +431,7 @@ typedef struct {
     char *elements; /* `[num_slots, E]`: floats, or codes */
     float *scales; /* `[num_slots]` of codes */
     int64_t element_bytes;
+    bool has_values; /* not keys */
 } CachedHead;
 
 /* Write a row's key or value `[E]` to a slot, as codes with a scale unless elements are floats. */
@@ -455,7 +456,7 @@ static void write_slot(CachedHead cached, int64_t slot, const float *x, int64_t 
 
 /* The keys, or the values, of eight slots of a path. */
 typedef struct {
-    float *elements; /* `[E / LANES, LANES slots, LANES]`: floats, or codes as floats */
+    float *elements; /* floats, or codes as floats: keys `[E / 8, 8 slots, 8]`, values `[8 slots, E]` */
     float scales[LANES]; /* of the slots; 1 for floats */
 } Block;
 
@@ -468,10 +469,12 @@ INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t s
         block->scales[j] = element_bytes == 4 ? 1 : cached.scales[slots[j]];
     }
 
+    int64_t vector_distance = cached.has_values ? LANES : LANES * LANES;
+    int64_t slot_distance = cached.has_values ? head_dim : LANES;
     const char *ahead = from[0] + 2 * LANES * head_dim * element_bytes;
     for (int64_t i = 0; i < head_dim; i += LANES) {
         UNROLL for (int j = 0; j < LANES; j++) {
-            store_x8(block->elements + (i + j) * LANES,
+            store_x8(block->elements + i / LANES * vector_distance + j * slot_distance,
                      element_bytes == 4   ? load_x8((const float *)from[j] + i)
                      : element_bytes == 2 ? load_int16_codes_x8((const int16_t *)from[j] + i)
                                           : load_int8_codes_x8((const int8_t *)from[j] + i));
@@ -486,13 +489,16 @@ INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t s
  * lanes over E, then over the lanes. */
 INLINE void score_block(const float *query, const Model *m, const Block *block, float *to) {
     const float *keys = block->elements;
-    f32x8 sums[LANES] = {0};
+    f32_wide wide_sums[LANES * LANES / WIDE_LANES] = {0};
     for (int64_t i = 0; i < m->head_dim; i += LANES, keys += LANES * LANES) {
-        f32x8 part = load_x8(query + i);
-        UNROLL for (int j = 0; j < LANES; j++) sums[j] += part * load_x8(keys + j * LANES);
+        f32_wide part = load_repeated_x8(query + i);
+        UNROLL for (int v = 0; v < LANES * LANES / WIDE_LANES; v++)
+            wide_sums[v] += part * load_wide(keys + v * WIDE_LANES);
     }
 
-    f32x8 scores = lane_sums_x8(sums) * (load_x8(block->scales) * m->score_scale);
+    f32x8 slot_sums[LANES];
+    memcpy(slot_sums, wide_sums, sizeof slot_sums);
+    f32x8 scores = lane_sums_x8(slot_sums) * (load_x8(block->scales) * m->score_scale);
     if (m->score_cap != 0) scores = tanh_x8(scores / m->score_cap) * m->score_cap;
     store_x8(to, scores);
 }
@@ -523,14 +529,15 @@ static void softmax(float *scores, int64_t start, int64_t end) {
     for (int64_t j = first; j < end; j += LANES) store_x8(scores + j, load_x8(scores + j) * inverse_sum);
 }
 
-/* Add the weighted values of the slots `[start, end)` of a block, in their order, in this many vectors of `out`. */
-INLINE void add_vectors(const float *weights, const float *values, int64_t start, int64_t end, int num_vectors,
-                        float *out) {
-    f32x8 sums[VALUE_VECTORS];
-    UNROLL for (int v = 0; v < num_vectors; v++) sums[v] = load_x8(out + LANES * v);
+/* Add the weighted values `[8 slots, E]` of the slots `[start, end)`, in their order, to VALUE_LANES of `out`. */
+INLINE void add_value_lanes(const float *weights, const float *values, int64_t start, int64_t end, int64_t head_dim,
+                            float *out) {
+    f32_wide sums[VALUE_LANES / WIDE_LANES];
+    UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++) sums[v] = load_wide(out + v * WIDE_LANES);
     for (int64_t j = start; j < end; j++)
-        UNROLL for (int v = 0; v < num_vectors; v++) sums[v] += weights[j] * load_x8(values + (j + LANES * v) * LANES);
-    UNROLL for (int v = 0; v < num_vectors; v++) store_x8(out + LANES * v, sums[v]);
+        UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++)
+            sums[v] += weights[j] * load_wide(values + j * head_dim + v * WIDE_LANES);
+    UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++) store_wide(out + v * WIDE_LANES, sums[v]);
 }
 
 /* Add the weighted values of the slots `[start, end)` of a block to `out` `[E]`, in their order. */
@@ -540,9 +547,13 @@ INLINE void add_values(const float *slot_weights, const Block *block, int64_t st
     store_x8(weights, load_x8(slot_weights) * load_x8(block->scales));
 
     int64_t i = 0;
-    for (; i + VALUE_VECTORS * LANES <= head_dim; i += VALUE_VECTORS * LANES)
-        add_vectors(weights, block->elements + i * LANES, start, end, VALUE_VECTORS, out + i);
-    for (; i < head_dim; i += LANES) add_vectors(weights, block->elements + i * LANES, start, end, 1, out + i);
+    for (; i + VALUE_LANES <= head_dim; i += VALUE_LANES)
+        add_value_lanes(weights, block->elements + i, start, end, head_dim, out + i);
+    for (; i < head_dim; i += LANES) {
+        f32x8 sums = load_x8(out + i);
+        for (int64_t j = start; j < end; j++) sums += weights[j] * load_x8(block->elements + j * head_dim + i);
+        store_x8(out + i, sums);
+    }
 }
 
 /* The attention of a chunk's rows to one key/value head, by the query heads that share it. */
@@ -641,7 +652,7 @@ INLINE void each_block(const HeadTask *task, CachedHead cached, void (*step)(con
 static CachedHead cached_head(const Run *run, const Slots *slots, void *elements, float *scales, int64_t kv_head) {
     int64_t slot_at = (run->layer->layer_in_slots * run->model->num_kv_heads + kv_head) * slots->num_slots;
     char *first = (char *)elements + slot_at * run->model->head_dim * slots->element_bytes;
-    return (CachedHead){first, scales ? scales + slot_at : NULL, slots->element_bytes};
+    return (CachedHead){first, scales ? scales + slot_at : NULL, slots->element_bytes, elements == slots->values};
 }
 
 /* Compute one key/value head of a chunk. */
