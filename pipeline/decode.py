@@ -425,8 +425,6 @@ class Decoder:
 
         num_guesses = sum(reading.num_logit_rows for reading in readings)
         self.ring.pacing.gate.add_pass(num_guesses, seconds)
-        for decoding in reading:
-            decoding.target.add_level_seconds(seconds)
         self._note_progress([decoding.advance(output) for decoding, output in zip(reading, outputs)])
 
     def _end_finished(self) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from config.trees import RoundCosts
-from pipeline.stage_times import SHORTEST_TIME_GROWTH, ShortestTimes
+from pipeline.stage_times import ShortestTimes
 
 # Seconds after which settled tokens have weight 1 / e in their rate. More is calmer, less follows the text at hand. By
 # trial.
@@ -20,9 +20,9 @@ RATE_SECONDS = 3.0
 # is less sure than a delay. By trial.
 TOKENS_PER_WAITING_TOKEN = 2.0
 
-# The factor of a level's time after each refused level, which is not measured: it halves in 23 refusals, so that a
-# level is tried now and then. By trial.
-REFUSAL_DECAY = 0.97
+# The factor of the expected time of levels after each refused level, which is not measured: the time halves in 700
+# refusals, so that a level is tried now and then. By trial: with 0.97, levels delayed the answers of eight requests.
+REFUSAL_DECAY = 0.999
 
 MAX_ACCEPTANCE = 0.99  # maximum probability that a level is accepted, so that the sum of its powers stays finite
 
@@ -66,47 +66,57 @@ class TokenRate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
+class Level(NamedTuple):
+    """A level that a request may draft."""
+
+    num_guesses: int  # that networks read for the request
+    tokens: float  # that it is expected to bring
+    seconds: float  # that it takes if networks read as many guesses for each other request
+
+
 class DraftGate:
-    """The decision to draft a level, from the recent rate of all requests and the recent time of a level."""
+    """The decision to draft a level, from the recent rate of all requests and the recent time of networks."""
 
     def __init__(self) -> None:
         self._rate = TokenRate()
         self._last_settled_at: float | None = None
-        self._level_seconds: float | None = None
         self._pass_times = ShortestTimes()  # by guesses that networks read, for all requests together
+        self._refusals_factor = 1.0  # of a pass's time, by the levels refused since one was measured
 
-    def is_worth_waiting(self, level_tokens: float, segment_tokens: float, stage_seconds: float) -> bool:
-        """Return whether a segment of `segment_tokens` expected tokens should wait for a level of `level_tokens`.
+    def is_worth_waiting(self, level: Level, segment_tokens: float, stage_seconds: float) -> bool:
+        """Return whether a segment of `segment_tokens` expected tokens should wait for a level.
 
         If it waits, it leaves later by the level's time. Otherwise the level leaves after it, by a segment's time in a
         stage. Levels that are drafted in these `stage_seconds` would leave with it; they are delayed, too.
         """
-        level_seconds = self._level_seconds or 0.0
-        num_levels = int(stage_seconds / level_seconds) if level_seconds else 0
+        num_levels = int(stage_seconds / level.seconds) if level.seconds else 0
 
         # expected tokens of those levels, if each brings this share of the one before: the sum of acceptance ** n for n
         # from 2 to num_levels
-        acceptance = min(level_tokens, MAX_ACCEPTANCE)
+        acceptance = min(level.tokens, MAX_ACCEPTANCE)
         later_tokens = 0.0
         if num_levels > 1:
             later_tokens = (acceptance ** 2 - acceptance ** (num_levels + 1)) / (1 - acceptance)
 
-        return level_tokens * (stage_seconds - level_seconds) > (segment_tokens + later_tokens) * level_seconds
+        return level.tokens * (stage_seconds - level.seconds) > (segment_tokens + later_tokens) * level.seconds
 
     def add_settled(self, num_tokens: int, now: float) -> None:
         """Add settled tokens."""
         self._rate.add(num_tokens, 0.0 if self._last_settled_at is None else now - self._last_settled_at)
         self._last_settled_at = now
 
-    def add_level(self, seconds: float) -> None:
-        """Add the seconds that networks took for one level."""
-        shortest = seconds if self._level_seconds is None else SHORTEST_TIME_GROWTH * self._level_seconds
-        self._level_seconds = min(seconds, shortest)  # a longer level also read a prompt, or was interrupted
-
     def add_pass(self, num_guesses: int, seconds: float) -> None:
         """Add the seconds in which networks have read this many guesses, of all requests together."""
         if num_guesses:  # else only text was read
             self._pass_times.learn(num_guesses, seconds)
+            self._refusals_factor = 1.0
+
+    def level(self, expected_tokens: Sequence[float], num_requests: int) -> Level:
+        """Return the level of a request whose guesses have these expected tokens, the most first."""
+        num_guesses = self.num_worth_reading(expected_tokens, num_requests)
+        seconds_of_pass, seconds_per_guess = self._pass_times.line()
+        seconds = seconds_of_pass + num_requests * num_guesses * seconds_per_guess
+        return Level(num_guesses, sum(expected_tokens[:num_guesses]), self._refusals_factor * seconds)
 
     def num_worth_reading(self, expected_tokens: Sequence[float], num_requests: int) -> int:
         """Return how many guesses a level reads, of those with these expected tokens, the most first.
@@ -124,19 +134,19 @@ class DraftGate:
             level_tokens += tokens
         return len(expected_tokens)
 
-    def is_worth_drafting(self, level_tokens: float, due_at: float, now: float) -> bool:
-        """Decide whether to begin a level of `level_tokens` expected tokens if the next answer is due at `due_at`.
+    def is_worth_drafting(self, level: Level, due_at: float, now: float) -> bool:
+        """Decide whether to begin a level if the next answer is due at `due_at`.
 
-        A refusal shortens the level's expected time, so that a level is tried again.
+        A refusal shortens the expected time of levels, so that one is tried again.
         """
-        if not self._level_seconds or not self._rate.mean:
+        if not self._rate.mean:
             return True
 
-        seconds_late = now + self._level_seconds - max(due_at, now)
-        if level_tokens >= TOKENS_PER_WAITING_TOKEN * self._rate.mean * seconds_late:
+        seconds_late = now + level.seconds - max(due_at, now)
+        if level.tokens >= TOKENS_PER_WAITING_TOKEN * self._rate.mean * seconds_late:
             return True
 
-        self._level_seconds *= REFUSAL_DECAY
+        self._refusals_factor *= REFUSAL_DECAY
         return False
 
 

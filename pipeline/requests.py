@@ -87,7 +87,6 @@ class RequestTarget(Target):
         self.passed_over = 0  # number of messages that left without its guesses, since the last one with some
         self.trial_tokens = 0.0  # that trials of guessing have cost this request
         self._run_length = 0  # guesses that became text since the last token that was not guessed
-        self._level_seconds = 0.0  # seconds that networks took for the newest level
 
     @property
     def depth(self) -> int:
@@ -145,35 +144,27 @@ class RequestTarget(Target):
         return self.ring.pacing.rows.share(self, running, segment_rows)
 
     def worth_waiting(self, expected_tokens: Sequence[float]) -> int:
-        self._finish_level()
-
         # a draft's network reads the prompt in the first level, whose time is thus no level's
         is_reading_prompt = len(self.tree.trunk) <= self._prompt_length + 1
         if not self.options.thrifty or is_reading_prompt:
             return 0
 
         pacing = self.ring.pacing
-        num_guesses, level_tokens = self._of_level(expected_tokens)
+        level = pacing.gate.level(expected_tokens, len(self.ring.running))
         probabilities = pacing.rows.paying(self, self.options.segment_rows)
         segment_tokens = len(self.tree.unsent_text) + sum(probabilities)
         stage_seconds = pacing.times.slowest(len(probabilities) + 1)
-        is_worth = pacing.gate.is_worth_waiting(level_tokens, segment_tokens, stage_seconds)
-        return num_guesses if is_worth else 0
+        is_worth = pacing.gate.is_worth_waiting(level, segment_tokens, stage_seconds)
+        return level.num_guesses if is_worth else 0
 
     def worth_drafting(self, expected_tokens: Sequence[float]) -> int:
-        self._finish_level()
         if not self.options.thrifty:
             return len(expected_tokens)
 
         pacing = self.ring.pacing
-        num_guesses, level_tokens = self._of_level(expected_tokens)
-        is_worth = pacing.gate.is_worth_drafting(level_tokens, pacing.first_stage.due_at, self.ring.clock.now())
-        return num_guesses if is_worth else 0
-
-    def _of_level(self, expected_tokens: Sequence[float]) -> tuple[int, float]:
-        """Return how many of these guesses a level reads, and the tokens that it is expected to bring."""
-        num_guesses = self.ring.pacing.gate.num_worth_reading(expected_tokens, len(self.ring.running))
-        return num_guesses, sum(expected_tokens[:num_guesses])
+        level = pacing.gate.level(expected_tokens, len(self.ring.running))
+        is_worth = pacing.gate.is_worth_drafting(level, pacing.first_stage.due_at, self.ring.clock.now())
+        return level.num_guesses if is_worth else 0
 
     @property
     def guesses(self) -> bool:
@@ -184,15 +175,6 @@ class RequestTarget(Target):
     def is_late(self) -> bool:
         """Whether a level must wait for settled tokens, since it would make a trial too expensive."""
         return self.ring.pacing.fallback.is_late(self.ring.clock.now())
-
-    def add_level_seconds(self, seconds: float) -> None:
-        """Add the seconds of a network's pass to the newest level."""
-        self._level_seconds += seconds
-
-    def _finish_level(self) -> None:
-        if self._level_seconds:
-            self.ring.pacing.gate.add_level(self._level_seconds)
-        self._level_seconds = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
         assert nodes and not self.ended, f"{len(nodes)} nodes to send for request {self.request}, ended: {self.ended}"

@@ -115,7 +115,7 @@ def test_after_a_reset_a_ring_knows_the_times_that_it_keeps_and_none_of_later_an
 def test_guesses_that_would_not_leave_with_a_tip_do_not_make_it_wait_for_a_level(ring):
     """One more row takes a quarter of a second in each of two stages, so a sure guess leaves, and no poor one does."""
     ring.pacing.times.learn([Visit(64, 16.0)] * 2, 32.0)
-    ring.pacing.gate.add_level(0.1)
+    ring.pacing.gate.add_pass(1, 0.1)
     tree, target = opened(ring, [1])
     for token in (2, 3):
         tree.cut()
