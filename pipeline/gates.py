@@ -66,7 +66,7 @@ class TokenRate:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-class Level(NamedTuple):
+class NextLevel(NamedTuple):
     """A level that a request may draft."""
 
     num_guesses: int  # that networks read for the request
@@ -83,7 +83,7 @@ class DraftGate:
         self._pass_times = ShortestTimes()  # by guesses that networks read, for all requests together
         self._refusals_factor = 1.0  # of a pass's time, by the levels refused since one was measured
 
-    def is_worth_waiting(self, level: Level, segment_tokens: float, stage_seconds: float) -> bool:
+    def is_worth_waiting(self, level: NextLevel, segment_tokens: float, stage_seconds: float) -> bool:
         """Return whether a segment of `segment_tokens` expected tokens should wait for a level.
 
         If it waits, it leaves later by the level's time. Otherwise the level leaves after it, by a segment's time in a
@@ -111,12 +111,12 @@ class DraftGate:
             self._pass_times.learn(num_guesses, seconds)
             self._refusals_factor = 1.0
 
-    def level(self, expected_tokens: Sequence[float], num_requests: int) -> Level:
+    def next_level(self, expected_tokens: Sequence[float], num_requests: int) -> NextLevel:
         """Return the level of a request whose guesses have these expected tokens, the most first."""
         num_guesses = self.num_worth_reading(expected_tokens, num_requests)
         seconds_of_pass, seconds_per_guess = self._pass_times.line()
         seconds = seconds_of_pass + num_requests * num_guesses * seconds_per_guess
-        return Level(num_guesses, sum(expected_tokens[:num_guesses]), self._refusals_factor * seconds)
+        return NextLevel(num_guesses, sum(expected_tokens[:num_guesses]), self._refusals_factor * seconds)
 
     def num_worth_reading(self, expected_tokens: Sequence[float], num_requests: int) -> int:
         """Return how many guesses a level reads, of those with these expected tokens, the most first.
@@ -134,7 +134,7 @@ class DraftGate:
             level_tokens += tokens
         return len(expected_tokens)
 
-    def is_worth_drafting(self, level: Level, due_at: float, now: float) -> bool:
+    def is_worth_drafting(self, level: NextLevel, due_at: float, now: float) -> bool:
         """Decide whether to begin a level if the next answer is due at `due_at`.
 
         A refusal shortens the expected time of levels, so that one is tried again.

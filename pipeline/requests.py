@@ -150,7 +150,7 @@ class RequestTarget(Target):
             return 0
 
         pacing = self.ring.pacing
-        level = pacing.gate.level(expected_tokens, len(self.ring.running))
+        level = pacing.gate.next_level(expected_tokens, len(self.ring.running))
         probabilities = pacing.rows.paying(self, self.options.segment_rows)
         segment_tokens = len(self.tree.unsent_text) + sum(probabilities)
         stage_seconds = pacing.times.slowest(len(probabilities) + 1)
@@ -162,7 +162,7 @@ class RequestTarget(Target):
             return len(expected_tokens)
 
         pacing = self.ring.pacing
-        level = pacing.gate.level(expected_tokens, len(self.ring.running))
+        level = pacing.gate.next_level(expected_tokens, len(self.ring.running))
         is_worth = pacing.gate.is_worth_drafting(level, pacing.first_stage.due_at, self.ring.clock.now())
         return level.num_guesses if is_worth else 0
 

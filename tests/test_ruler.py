@@ -118,7 +118,8 @@ OTHER_ROOMS = {
                 "values"),
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times"),
-        (1_002, "queues, raised scores, answers at once and random files of each kind are judged")]),
+        (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
+        (243, "levels of several requests, and those refused for long, are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -147,7 +148,8 @@ OTHER_ROOMS = {
         (1_756, "a reader finds the eight first questions, what each preset needs of a board, and what a head "
                 "learns from its user"),
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
-        (625, "a reader finds what drains a queue and the tables of one commit")]),
+        (625, "a reader finds what drains a queue and the tables of one commit"),
+        (319, "tables of one commit with many requests, and forms beside llama.cpp, are found")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98

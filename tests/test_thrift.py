@@ -25,7 +25,7 @@ from model.tree import TokenTree
 from pipeline.allocation import RowAllocator
 from pipeline.answers import Request
 from pipeline.decode import Decoder, PipelineLimits
-from pipeline.gates import RATE_SECONDS, DraftGate, Level
+from pipeline.gates import RATE_SECONDS, DraftGate, NextLevel
 from pipeline.messages import Visit
 from pipeline.stage_times import NEW_WEIGHT, SHORTEST_TIME_GROWTH, FirstStage, StageTimes
 from pipeline.strategies import STRATEGIES
@@ -223,7 +223,7 @@ def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_th
                                                 (4.1, 0.0, False), (.01, math.inf, True)])
 def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
     gate = DraftGate()
-    level = Level(1, promise, 2.0)
+    level = NextLevel(1, promise, 2.0)
     assert gate.is_worth_drafting(level, 0.0, 0.0), "nothing is known yet"
     gate.add_settled(0, 0.0)
     gate.add_settled(2, 1.0)  # two tokens a second
@@ -249,10 +249,10 @@ def test_a_level_reads_as_many_guesses_as_bring_most_tokens_a_second(seconds_per
 def test_a_level_takes_as_long_as_networks_need_for_all_requests(num_requests):
     """Three seconds and one more for each guess; each request has two guesses."""
     gate = DraftGate()
-    assert gate.level([0.9, 0.5], num_requests) == (2, 1.4, 0.0), "nothing is known yet"
+    assert gate.next_level([0.9, 0.5], num_requests) == (2, 1.4, 0.0), "nothing is known yet"
     for num_guesses in (1, 11):
         gate.add_pass(num_guesses, 3.0 + num_guesses)
-    assert gate.level([0.9, 0.8], num_requests) == (2, 0.9 + 0.8, 3.0 + 2 * num_requests)
+    assert gate.next_level([0.9, 0.8], num_requests) == (2, 0.9 + 0.8, 3.0 + 2 * num_requests)
 
 
 def test_a_refused_level_is_tried_again_in_time_and_one_that_is_measured_ends_that():
@@ -262,7 +262,7 @@ def test_a_refused_level_is_tried_again_in_time_and_one_that_is_measured_ends_th
     gate.add_settled(2, 1.0)
 
     def is_tried() -> bool:
-        return gate.is_worth_drafting(gate.level([0.9], 1), due_at=2.0, now=1.0)
+        return gate.is_worth_drafting(gate.next_level([0.9], 1), due_at=2.0, now=1.0)
 
     refusals = list(takewhile(lambda tried: not tried, (is_tried() for _ in range(2000))))
     assert 100 < len(refusals) < 2000
@@ -276,7 +276,7 @@ def test_what_was_settled_long_ago_counts_little():
     gate.add_settled(0, 0.0)
     gate.add_settled(100, 1.0)
     gate.add_settled(0, 1.0 + 5 * RATE_SECONDS)
-    assert gate.is_worth_drafting(Level(1, 5.0, 1.0), 0.0, 20.0)
+    assert gate.is_worth_drafting(NextLevel(1, 5.0, 1.0), 0.0, 20.0)
 
 
 class Written:
