@@ -149,7 +149,7 @@ OTHER_ROOMS = {
                 "learns from its user"),
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
         (625, "a reader finds what drains a queue and the tables of one commit"),
-        (343, "tables of one commit with many requests, and forms beside llama.cpp, are found")]),
+        (569, "tables of one commit with many requests, and forms beside llama.cpp, are found")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
