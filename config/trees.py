@@ -16,9 +16,11 @@ MAX_GUESSES = 65536  # guesses in a tree
 WIDTHS_FORM = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
 FIXED_POLICIES = ("static", "expansion")  # policies with a shape that does not depend on the guesses
 DEFAULT_GAIN = 0.5  # of a level of policy=opt, until the best value is measured
-# The log-probability of a path below which streaming drafts nothing. By trial: -8 cuts copies that are long; -12 makes
-# them later where all is copied.
+
+# The log-probability of a path below which streaming drafts nothing. By trial: -8 cuts off long copies, which begin
+# improbable; with -12 `suffix` alone is slower where an answer repeats its prompt.
 MIN_SCORE = -10.0
+
 TreeShape = Tuple[Tuple[int, ...], ...]  # by level, the number of children of each node of the level before, in order
 
 # EAGLE-1's tree of 25 guesses; a node's likeliest child is first. Nodes that a level does not list have no children.

@@ -112,27 +112,24 @@ class DraftGate:
             self._refusals_factor = 1.0
 
     def next_level(self, expected_tokens: Sequence[float], num_requests: int) -> NextLevel:
-        """Return the level of a request whose guesses have these expected tokens, the most first."""
-        num_guesses = self.num_worth_reading(expected_tokens, num_requests)
-        seconds_of_pass, seconds_per_guess = self._pass_times.line()
-        seconds = seconds_of_pass + num_requests * num_guesses * seconds_per_guess
-        return NextLevel(num_guesses, sum(expected_tokens[:num_guesses]), self._refusals_factor * seconds)
+        """Return the level of a request whose guesses have these expected tokens, the most first.
 
-    def num_worth_reading(self, expected_tokens: Sequence[float], num_requests: int) -> int:
-        """Return how many guesses a level reads, of those with these expected tokens, the most first.
-
-        It is the number that brings most tokens a second. One more guess raises that if it alone brings more a second
-        than the level before. Requests share the time of a pass without guesses, since networks read for all at once.
+        It reads the number of guesses that brings most tokens a second. One more guess raises that if it alone brings
+        more a second than the level before. Requests share the time of a pass without guesses, since networks read for
+        all at once.
         """
         seconds_of_pass, seconds_per_guess = self._pass_times.line()
-        level_seconds, level_tokens = seconds_of_pass / num_requests, 0.0
+        request_seconds = seconds_of_pass / num_requests  # of the level, for one of the requests
+        num_guesses, level_tokens = 0, 0.0
 
-        for num_guesses, tokens in enumerate(expected_tokens):
-            if tokens * level_seconds < level_tokens * seconds_per_guess:
-                return num_guesses
-            level_seconds += seconds_per_guess
+        for tokens in expected_tokens:
+            if tokens * request_seconds < level_tokens * seconds_per_guess:
+                break
+            request_seconds += seconds_per_guess
             level_tokens += tokens
-        return len(expected_tokens)
+            num_guesses += 1
+
+        return NextLevel(num_guesses, level_tokens, self._refusals_factor * num_requests * request_seconds)
 
     def is_worth_drafting(self, level: NextLevel, due_at: float, now: float) -> bool:
         """Decide whether to begin a level if the next answer is due at `due_at`.

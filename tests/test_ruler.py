@@ -119,7 +119,7 @@ OTHER_ROOMS = {
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times"),
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
-        (243, "levels of several requests, and those refused for long, are judged")]),
+        (247, "levels of several requests, and those refused for long, are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),

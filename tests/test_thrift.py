@@ -235,14 +235,14 @@ def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_
 def test_a_level_reads_as_many_guesses_as_bring_most_tokens_a_second(seconds_per_guess, num_requests):
     """The number is found by trying all; passes that only read text say nothing of guesses."""
     gate, expected_tokens = DraftGate(), [0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125]
-    assert gate.num_worth_reading(expected_tokens, num_requests) == 6, "nothing is known yet"
+    assert gate.next_level(expected_tokens, num_requests).num_guesses == 6, "nothing is known yet"
     for num_guesses in (1, 11):
         gate.add_pass(0, 0.1)
         gate.add_pass(num_guesses, 3.0 + num_guesses * seconds_per_guess)
 
     rates = [sum(expected_tokens[:num_guesses]) / (3.0 / num_requests + num_guesses * seconds_per_guess)
              for num_guesses in range(1, 7)]
-    assert gate.num_worth_reading(expected_tokens, num_requests) == 1 + rates.index(max(rates))
+    assert gate.next_level(expected_tokens, num_requests).num_guesses == 1 + rates.index(max(rates))
 
 
 @pytest.mark.parametrize("num_requests", [1, 4])
