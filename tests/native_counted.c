@@ -122,10 +122,10 @@ static int checked_broadcast(pthread_cond_t *condition) {
 /* Return how many threads a pool believes to be asleep. */
 int num_believed_asleep(const Pool *pool) { return pool->num_asleep; }
 
-/* Write the exponential functions, or the hyperbolic tangents, of x `[size]`, which is a multiple of LANES. */
+/* Write the exponential functions, or the hyperbolic tangents, of x `[size]`, which is a multiple of WIDE_LANES. */
 void exp_of_each(const float *x, int64_t size, float *to) {
-    for (int64_t i = 0; i < size; i += LANES) store_x8(to + i, exp_x8(load_x8(x + i)));
+    for (int64_t i = 0; i < size; i += WIDE_LANES) store_wide(to + i, exp_wide(load_wide(x + i)));
 }
 void tanh_of_each(const float *x, int64_t size, float *to) {
-    for (int64_t i = 0; i < size; i += LANES) store_x8(to + i, tanh_x8(load_x8(x + i)));
+    for (int64_t i = 0; i < size; i += WIDE_LANES) store_wide(to + i, tanh_wide(load_wide(x + i)));
 }

@@ -119,7 +119,7 @@ OTHER_ROOMS = {
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times"),
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
-        (247, "levels of several requests, and those refused for long, are judged")]),
+        (253, "levels of several requests, and those refused for long, are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -129,7 +129,8 @@ OTHER_ROOMS = {
         (48, "a long context is read a fifth faster, with the same bits"),
         (121, "a row of a long context is read from large pages, and checks for prunes cost no row of "
               "plain decoding"),
-        (196, "with AVX-512, scores of two slots and sixteen elements of a value are computed at once")]),
+        (196, "with AVX-512, scores of two slots and sixteen elements of a value are computed at once"),
+        (302, "with AVX-512, sixteen lanes are summed at once, and weights of sixteen slots are computed")]),
     "shell": Room(6_735, [
         (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh"),
         (381, "a worker needs no argument, downloads are seen, and a newer transformers can be compared"),

@@ -8,7 +8,7 @@
  *
  * Names say on what a function works:
  *  - `_x8`: eight lanes of 32 bits, on all instruction sets (types `f32x8`, `i32x8`);
- *  - `_wide`: eight lanes, or twice as many where a register has 16 (type `f32_wide`);
+ *  - `_wide`: eight lanes, or twice as many where a register has 16 (types `f32_wide`, `i32_wide`);
  *  - `_register`: as many lanes as a register of this instruction set has (types `f32_register`, `i32_register`);
  *  - `_int8`, `_int4`: weights whose codes have 8 or 4 bits. A code of 4 bits is a nibble: two of them share a byte.
  */
@@ -38,9 +38,7 @@ INLINE f32x8 load_x8(const float *from) { f32x8 x; memcpy(&x, from, sizeof x); r
 INLINE void store_x8(float *to, f32x8 x) { memcpy(to, &x, sizeof x); }
 INLINE f32x8 broadcast_x8(float x) { return (f32x8){x, x, x, x, x, x, x, x}; }
 
-/* Return the same bits as integers, or as floats. */
 INLINE i32x8 bits_of_x8(f32x8 x) { i32x8 bits; memcpy(&bits, &x, sizeof bits); return bits; }
-INLINE f32x8 from_bits_x8(i32x8 bits) { f32x8 x; memcpy(&x, &bits, sizeof x); return x; }
 
 /* Load the last `count` < 8 elements of a vector in memory; the other lanes are 0. */
 INLINE f32x8 load_partial_x8(const float *from, int64_t count) {
@@ -71,64 +69,9 @@ INLINE f32x8 load_int16_codes_x8(const int16_t *from) {
 #endif
 }
 
-/* Return `yes` in the lanes where `mask` is all ones, else `no`. */
-INLINE f32x8 select_x8(i32x8 mask, f32x8 yes, f32x8 no) {
-    return from_bits_x8((mask & bits_of_x8(yes)) | (~mask & bits_of_x8(no)));
-}
-INLINE f32x8 max_x8(f32x8 a, f32x8 b) { return select_x8(a > b, a, b); }
-
 /* Add the lanes: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). */
 INLINE float lane_sum_x8(f32x8 x) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-}
-
-/* Return the lane sums of eight vectors, each in the order of `lane_sum_x8`. */
-INLINE f32x8 lane_sums_x8(const f32x8 x[LANES]) {
-#if defined(__AVX2__)
-    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[0], (__m256)x[1]), _mm256_hadd_ps((__m256)x[2], (__m256)x[3]));
-    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[4], (__m256)x[5]), _mm256_hadd_ps((__m256)x[6], (__m256)x[7]));
-    return (f32x8)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-#else
-    return (f32x8){lane_sum_x8(x[0]), lane_sum_x8(x[1]), lane_sum_x8(x[2]), lane_sum_x8(x[3]),
-                   lane_sum_x8(x[4]), lane_sum_x8(x[5]), lane_sum_x8(x[6]), lane_sum_x8(x[7])};
-#endif
-}
-
-/* The exponential function, with an error of some units in the last place. */
-INLINE f32x8 exp_x8(f32x8 x) {
-    x = select_x8(x < broadcast_x8(-86.0f), broadcast_x8(-86.0f), x); /* results stay normal and finite */
-    x = select_x8(x > broadcast_x8(88.0f), broadcast_x8(88.0f), x);
-
-    /* x = twos * ln 2 + remainder; ln 2 has two parts, the first with so few bits that its product is exact */
-    f32x8 shifted = x * 1.44269504f + ROUNDING_SHIFT;
-    f32x8 twos = shifted - ROUNDING_SHIFT;
-    f32x8 remainder = x - twos * 0.693359375f;
-    remainder = remainder - twos * -2.12194440e-4f;
-
-    /* exp(remainder), by a polynomial */
-    f32x8 power = broadcast_x8(1.9875691500e-4f);
-    power = power * remainder + 1.3981999507e-3f;
-    power = power * remainder + 8.3334519073e-3f;
-    power = power * remainder + 4.1665795894e-2f;
-    power = power * remainder + 1.6666665459e-1f;
-    power = power * remainder + 5.0000001201e-1f;
-    power = power * remainder * remainder + remainder + 1.0f;
-
-    /* 2^twos, by its bits: an exponent with the bias 127 above 23 bits of fraction */
-    i32x8 exponent = (bits_of_x8(shifted) - bits_of_x8(broadcast_x8(ROUNDING_SHIFT)) + 127) << 23;
-    return power * from_bits_x8(exponent);
-}
-
-/* The hyperbolic tangent: a polynomial for |x| < 0.625, where 1 - 2 / (exp(2 * x) + 1) would lose digits. */
-INLINE f32x8 tanh_x8(f32x8 x) {
-    f32x8 square = x * x;
-    f32x8 power = broadcast_x8(-5.70498872745e-3f);
-    power = power * square + 2.06390887954e-2f;
-    power = power * square + -5.37397155531e-2f;
-    power = power * square + 1.33314422036e-1f;
-    power = power * square + -3.33332819422e-1f;
-    return select_x8(square < broadcast_x8(0.625f * 0.625f), power * square * x + x,
-                     1.0f - 2.0f / (exp_x8(x + x) + 1.0f));
 }
 
 /* --- registers, and tiles of accumulators ------------------------------------------------------------------------- */
@@ -155,22 +98,6 @@ INLINE f32_register load_f32_register(const float *from) { f32_register x; memcp
 INLINE void store_f32_register(float *to, f32_register x) { memcpy(to, &x, sizeof x); }
 INLINE f32_register to_f32_register(i32_register x) { return __builtin_convertvector(x, f32_register); }
 
-/* A wide vector holds as many `_x8` vectors, side by side, as a register has room for, at least one. */
-#define WIDE_LANES (REGISTER_LANES > LANES ? REGISTER_LANES : LANES)
-typedef float f32_wide __attribute__((vector_size(4 * WIDE_LANES)));
-
-INLINE f32_wide load_wide(const float *from) { f32_wide x; memcpy(&x, from, sizeof x); return x; }
-INLINE void store_wide(float *to, f32_wide x) { memcpy(to, &x, sizeof x); }
-
-/* Load the same eight lanes for each of those vectors. */
-INLINE f32_wide load_repeated_x8(const float *from) {
-#if REGISTER_LANES == 16
-    return (f32_wide)_mm512_broadcast_f64x4(_mm256_loadu_pd((const double *)from));
-#else
-    return load_wide(from);
-#endif
-}
-
 /* Load numbers in bfloat16, which are the upper 16 bits of numbers in float32. */
 INLINE f32_register load_bf16_register(const uint16_t *from) {
     typedef uint16_t u16_lanes __attribute__((vector_size(2 * REGISTER_LANES)));
@@ -181,6 +108,100 @@ INLINE f32_register load_bf16_register(const uint16_t *from) {
     f32_register x;
     memcpy(&x, &bits, sizeof x);
     return x;
+}
+
+/* --- wide vectors, and functions of their lanes -------------------------------------------------------------------- */
+
+/* A wide vector holds as many `_x8` vectors, side by side, as a register has room for, at least one. */
+#define WIDE_LANES (REGISTER_LANES > LANES ? REGISTER_LANES : LANES)
+#define WIDE_PARTS (WIDE_LANES / LANES)
+typedef float f32_wide __attribute__((vector_size(4 * WIDE_LANES)));
+typedef int32_t i32_wide __attribute__((vector_size(4 * WIDE_LANES)));
+
+INLINE f32_wide load_wide(const float *from) { f32_wide x; memcpy(&x, from, sizeof x); return x; }
+INLINE void store_wide(float *to, f32_wide x) { memcpy(to, &x, sizeof x); }
+INLINE f32_wide broadcast_wide(float x) { return x - (f32_wide){0}; } /* x - 0 is x, also if x is -0 */
+
+/* Return the same bits as integers, or as floats. */
+INLINE i32_wide bits_of_wide(f32_wide x) { i32_wide bits; memcpy(&bits, &x, sizeof bits); return bits; }
+INLINE f32_wide from_bits_wide(i32_wide bits) { f32_wide x; memcpy(&x, &bits, sizeof x); return x; }
+
+/* Load the same eight lanes for each of those vectors. */
+INLINE f32_wide load_repeated_x8(const float *from) {
+#if REGISTER_LANES == 16
+    return (f32_wide)_mm512_broadcast_f64x4(_mm256_loadu_pd((const double *)from));
+#else
+    return load_wide(from);
+#endif
+}
+
+#if REGISTER_LANES == 16
+/* In each 128 bits, return the sums of the two pairs of lanes of a, then of b. */
+INLINE __m512 pair_sums(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)),
+                         _mm512_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
+}
+#endif
+
+/* Return the lane sums of eight vectors, which lie side by side, each in the order of `lane_sum_x8`. */
+INLINE f32x8 lane_sums_x8(const f32_wide x[LANES / WIDE_PARTS]) {
+#if REGISTER_LANES == 16
+    /* each 128 bits: a half of the lanes of one vector of each wide one */
+    __m512 halves = pair_sums(pair_sums((__m512)x[0], (__m512)x[1]), pair_sums((__m512)x[2], (__m512)x[3]));
+    __m512 sums = _mm512_add_ps(halves, _mm512_shuffle_f32x4(halves, halves, _MM_SHUFFLE(2, 3, 0, 1)));
+    __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
+    return (f32x8)_mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums));
+#elif defined(__AVX2__)
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[0], (__m256)x[1]), _mm256_hadd_ps((__m256)x[2], (__m256)x[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[4], (__m256)x[5]), _mm256_hadd_ps((__m256)x[6], (__m256)x[7]));
+    return (f32x8)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+#else
+    return (f32x8){lane_sum_x8(x[0]), lane_sum_x8(x[1]), lane_sum_x8(x[2]), lane_sum_x8(x[3]),
+                   lane_sum_x8(x[4]), lane_sum_x8(x[5]), lane_sum_x8(x[6]), lane_sum_x8(x[7])};
+#endif
+}
+
+/* Return `yes` in the lanes where `mask` is all ones, else `no`. */
+INLINE f32_wide select_wide(i32_wide mask, f32_wide yes, f32_wide no) {
+    return from_bits_wide((mask & bits_of_wide(yes)) | (~mask & bits_of_wide(no)));
+}
+INLINE f32_wide max_wide(f32_wide a, f32_wide b) { return select_wide(a > b, a, b); }
+
+/* The exponential function, with an error of some units in the last place. */
+INLINE f32_wide exp_wide(f32_wide x) {
+    x = select_wide(x < broadcast_wide(-86.0f), broadcast_wide(-86.0f), x); /* results stay normal and finite */
+    x = select_wide(x > broadcast_wide(88.0f), broadcast_wide(88.0f), x);
+
+    /* x = twos * ln 2 + remainder; ln 2 has two parts, the first with so few bits that its product is exact */
+    f32_wide shifted = x * 1.44269504f + ROUNDING_SHIFT;
+    f32_wide twos = shifted - ROUNDING_SHIFT;
+    f32_wide remainder = x - twos * 0.693359375f;
+    remainder = remainder - twos * -2.12194440e-4f;
+
+    /* exp(remainder), by a polynomial */
+    f32_wide power = broadcast_wide(1.9875691500e-4f);
+    power = power * remainder + 1.3981999507e-3f;
+    power = power * remainder + 8.3334519073e-3f;
+    power = power * remainder + 4.1665795894e-2f;
+    power = power * remainder + 1.6666665459e-1f;
+    power = power * remainder + 5.0000001201e-1f;
+    power = power * remainder * remainder + remainder + 1.0f;
+
+    /* 2^twos, by its bits: an exponent with the bias 127 above 23 bits of fraction */
+    i32_wide exponent = (bits_of_wide(shifted) - bits_of_wide(broadcast_wide(ROUNDING_SHIFT)) + 127) << 23;
+    return power * from_bits_wide(exponent);
+}
+
+/* The hyperbolic tangent: a polynomial for |x| < 0.625, where 1 - 2 / (exp(2 * x) + 1) would lose digits. */
+INLINE f32_wide tanh_wide(f32_wide x) {
+    f32_wide square = x * x;
+    f32_wide power = broadcast_wide(-5.70498872745e-3f);
+    power = power * square + 2.06390887954e-2f;
+    power = power * square + -5.37397155531e-2f;
+    power = power * square + 1.33314422036e-1f;
+    power = power * square + -3.33332819422e-1f;
+    return select_wide(square < broadcast_wide(0.625f * 0.625f), power * square * x + x,
+                       1.0f - 2.0f / (exp_wide(x + x) + 1.0f));
 }
 
 /* --- products of codes -------------------------------------------------------------------------------------------- */

@@ -149,7 +149,7 @@ typedef struct {
     /* attention */
     int32_t *visible_tail; /* `[T, max_tail]`: the slots of the tail that a row sees, as indices in the tail */
     int32_t *num_visible_tail; /* `[T]` */
-    int64_t max_tail, max_slots; /* of all requests; slots are rounded up to a multiple of LANES */
+    int64_t max_tail, max_slots; /* of all requests; slots are rounded up to a multiple of WIDE_LANES */
     Chunk *chunks;
     int64_t num_chunks;
     float *scores; /* of each thread: `[MAX_CHUNK_ROWS, H / K, max_slots]` */
@@ -186,19 +186,19 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t rotated
 }
 
 /* GELU by tanh: x * (1 + tanh(y)) / 2 is x / (1 + exp(-2 * y)), where y is sqrt(2 / pi) * (x + 0.044715 * x^3). */
-INLINE f32x8 gelu_x8(f32x8 x) {
-    f32x8 y = x * 0.797884561f * (x * x * 0.044715f + 1.0f);
-    return x / (exp_x8(y * -2.0f) + 1.0f);
+INLINE f32_wide gelu_wide(f32_wide x) {
+    f32_wide y = x * 0.797884561f * (x * x * 0.044715f + 1.0f);
+    return x / (exp_wide(y * -2.0f) + 1.0f);
 }
 
-INLINE f32x8 silu_x8(f32x8 x) { return x / (exp_x8(-x) + 1.0f); }
+INLINE f32_wide silu_wide(f32_wide x) { return x / (exp_wide(-x) + 1.0f); }
 
 /* Write SiLU(gate) * up, or GELU(gate) * up; all are `[size]`, in the memory of a run, which goes on behind them. */
 static void activate(const float *gate, const float *up, int64_t size, bool uses_gelu, float *to) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        f32x8 gates = load_x8(gate + i);
-        f32x8 outputs = (uses_gelu ? gelu_x8(gates) : silu_x8(gates)) * load_x8(up + i);
-        for (int64_t lane = 0; lane < min_i64(LANES, size - i); lane++) to[i + lane] = outputs[lane];
+    for (int64_t i = 0; i < size; i += WIDE_LANES) {
+        f32_wide gates = load_wide(gate + i);
+        f32_wide outputs = (uses_gelu ? gelu_wide(gates) : silu_wide(gates)) * load_wide(up + i);
+        for (int64_t lane = 0; lane < min_i64(WIDE_LANES, size - i); lane++) to[i + lane] = outputs[lane];
     }
 }
 
@@ -485,48 +485,46 @@ INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t s
     }
 }
 
-/* Write the scores of a query `[E]` for eight slots, with the model's factor and soft cap. A score is a sum in eight
- * lanes over E, then over the lanes. */
-INLINE void score_block(const float *query, const Model *m, const Block *block, float *to) {
-    const float *keys = block->elements;
-    f32_wide wide_sums[LANES * LANES / WIDE_LANES] = {0};
-    for (int64_t i = 0; i < m->head_dim; i += LANES, keys += LANES * LANES) {
+/* Return the scores of a query `[E]` for eight slots. A score is a sum in eight lanes over E, then over the lanes, times
+ * the factor of its slot. */
+INLINE f32x8 score_block(const float *query, const float *keys, int64_t head_dim, f32x8 factors) {
+    f32_wide slot_sums[LANES / WIDE_PARTS] = {0};
+    for (int64_t i = 0; i < head_dim; i += LANES, keys += LANES * LANES) {
         f32_wide part = load_repeated_x8(query + i);
-        UNROLL for (int v = 0; v < LANES * LANES / WIDE_LANES; v++)
-            wide_sums[v] += part * load_wide(keys + v * WIDE_LANES);
+        UNROLL for (int v = 0; v < LANES / WIDE_PARTS; v++) slot_sums[v] += part * load_wide(keys + v * WIDE_LANES);
     }
-
-    f32x8 slot_sums[LANES];
-    memcpy(slot_sums, wide_sums, sizeof slot_sums);
-    f32x8 scores = lane_sums_x8(slot_sums) * (load_x8(block->scales) * m->score_scale);
-    if (m->score_cap != 0) scores = tanh_x8(scores / m->score_cap) * m->score_cap;
-    store_x8(to, scores);
+    return lane_sums_x8(slot_sums) * factors;
 }
 
-/* Turn scores `[start, end)` into weights that add up to 1; the other scores in vectors of these become 0. Lane i adds
- * the weights whose index is i modulo 8. */
-static void softmax(float *scores, int64_t start, int64_t end) {
-    int64_t first = start / LANES * LANES;
+/* Turn scores `[start, end)` into weights that add up to 1, after the soft cap, if it is not 0; the other scores in wide
+ * vectors of these become 0. Lane i adds the weights whose index is i modulo 8. */
+static void softmax(float *scores, int64_t start, int64_t end, float score_cap) {
+    int64_t first = start / WIDE_LANES * WIDE_LANES;
+    if (score_cap != 0) {
+        for (int64_t j = first; j < end; j += WIDE_LANES)
+            store_wide(scores + j, tanh_wide(load_wide(scores + j) / score_cap) * score_cap);
+    }
     for (int64_t j = first; j < start; j++) scores[j] = -INFINITY;
-    for (int64_t j = end; j % LANES; j++) scores[j] = -INFINITY;
+    for (int64_t j = end; j % WIDE_LANES; j++) scores[j] = -INFINITY;
 
     /* the largest score */
-    f32x8 max_scores = load_x8(scores + first);
-    for (int64_t j = first; j < end; j += LANES) max_scores = max_x8(load_x8(scores + j), max_scores);
+    f32_wide max_scores = load_wide(scores + first);
+    for (int64_t j = first; j < end; j += WIDE_LANES) max_scores = max_wide(load_wide(scores + j), max_scores);
     float max_score = max_scores[0];
-    for (int lane = 1; lane < LANES; lane++) max_score = max_scores[lane] > max_score ? max_scores[lane] : max_score;
+    for (int lane = 1; lane < WIDE_LANES; lane++)
+        max_score = max_scores[lane] > max_score ? max_scores[lane] : max_score;
 
     /* weights */
     f32x8 sums = broadcast_x8(0);
-    for (int64_t j = first; j < end; j += LANES) {
-        f32x8 score = load_x8(scores + j);
-        f32x8 weight = select_x8(score == broadcast_x8(-INFINITY), broadcast_x8(0), exp_x8(score - max_score));
-        store_x8(scores + j, weight);
-        sums += weight;
+    for (int64_t j = first; j < end; j += WIDE_LANES) {
+        f32_wide score = load_wide(scores + j);
+        f32_wide weight = select_wide(score == broadcast_wide(-INFINITY), broadcast_wide(0), exp_wide(score - max_score));
+        store_wide(scores + j, weight);
+        for (int part = 0; part < WIDE_PARTS; part++) sums += load_x8(scores + j + part * LANES);
     }
 
     float inverse_sum = 1 / lane_sum_x8(sums);
-    for (int64_t j = first; j < end; j += LANES) store_x8(scores + j, load_x8(scores + j) * inverse_sum);
+    for (int64_t j = first; j < end; j += WIDE_LANES) store_wide(scores + j, load_wide(scores + j) * inverse_sum);
 }
 
 /* Add the weighted values `[8 slots, E]` of the slots `[start, end)`, in their order, to VALUE_LANES of `out`. */
@@ -534,7 +532,7 @@ INLINE void add_value_lanes(const float *weights, const float *values, int64_t s
                             float *out) {
     f32_wide sums[VALUE_LANES / WIDE_LANES];
     UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++) sums[v] = load_wide(out + v * WIDE_LANES);
-    for (int64_t j = start; j < end; j++)
+    UNROLL for (int64_t j = start; j < end; j++)
         UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++)
             sums[v] += weights[j] * load_wide(values + j * head_dim + v * WIDE_LANES);
     UNROLL for (int v = 0; v < VALUE_LANES / WIDE_LANES; v++) store_wide(out + v * WIDE_LANES, sums[v]);
@@ -547,8 +545,10 @@ INLINE void add_values(const float *slot_weights, const Block *block, int64_t st
     store_x8(weights, load_x8(slot_weights) * load_x8(block->scales));
 
     int64_t i = 0;
-    for (; i + VALUE_LANES <= head_dim; i += VALUE_LANES)
-        add_value_lanes(weights, block->elements + i, start, end, head_dim, out + i);
+    for (; i + VALUE_LANES <= head_dim; i += VALUE_LANES) {
+        if (end - start == LANES) add_value_lanes(weights, block->elements + i, 0, LANES, head_dim, out + i);
+        else add_value_lanes(weights, block->elements + i, start, end, head_dim, out + i);
+    }
     for (; i < head_dim; i += LANES) {
         f32x8 sums = load_x8(out + i);
         for (int64_t j = start; j < end; j++) sums += weights[j] * load_x8(block->elements + j * head_dim + i);
@@ -611,8 +611,11 @@ static void score_row(const HeadTask *task, int64_t chunk_row, int64_t path_inde
     const Model *m = run->model;
     const float *queries = run->qkv + (task->chunk->first_row + chunk_row) * run->layer->qkv.num_outputs
                            + task->kv_head * task->num_query_heads * m->head_dim;
-    for (int64_t head = 0; head < task->num_query_heads; head++)
-        score_block(queries + head * m->head_dim, m, task->block, scores_of(task, chunk_row, head) + path_index);
+    f32x8 factors = load_x8(task->block->scales) * m->score_scale;
+    for (int64_t head = 0; head < task->num_query_heads; head++) {
+        f32x8 scores = score_block(queries + head * m->head_dim, task->block->elements, m->head_dim, factors);
+        store_x8(scores_of(task, chunk_row, head) + path_index, scores);
+    }
 }
 
 /* Add the weighted loaded values of eight path indices, from `path_index` on, to the output of a row. */
@@ -674,7 +677,7 @@ static void attention_item(void *job, int64_t item, int64_t thread) {
     for (int64_t row = 0; row < chunk->num_rows; row++) {
         int64_t length = path_length(&task, row);
         for (int64_t head = 0; head < num_query_heads; head++)
-            softmax(scores_of(&task, row, head), window_start(&task, length), length);
+            softmax(scores_of(&task, row, head), window_start(&task, length), length, m->score_cap);
         memset(attended_of(&task, row), 0, (size_t)(num_query_heads * m->head_dim) * sizeof(float));
     }
     each_block(&task, task.values, add_row_values);
@@ -856,7 +859,7 @@ static void measure(Run *run, int64_t max_inputs) {
         const Request *request = &run->segment->requests[i];
         int64_t num_slots = request->num_settled + request->num_tail;
         run->max_tail = max_i64(run->max_tail, request->num_tail);
-        run->max_slots = max_i64(run->max_slots, ceil_div(num_slots, LANES) * LANES);
+        run->max_slots = max_i64(run->max_slots, ceil_div(num_slots, WIDE_LANES) * WIDE_LANES);
     }
 }
 
