@@ -34,6 +34,9 @@ LEVEL_PRICE = 0.1
 SourceGuesses = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
 WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
+# The initial probabilities that a match goes on, by its length, where no network guesses: measured along answers of both
+# bundled models. Beside networks copies begin with their weights, since those guess well where copies fail. By trial.
+CONFIDENCE = (.3, .5, .6, .65, .7, .75, .75, .8)
 WINDOW = 256  # settled tokens; an observation that is as old counts 1 / e
 DECAY = 1 - 1 / WINDOW  # weight of older observations at each new one
 PRIOR_TOKENS = 16  # settled tokens for which initial weights, and the confidence in copies, count permanently
@@ -81,7 +84,7 @@ class Mixture(Draft):
         self.parts: Sequence[Network] = networks
         self._suffix = suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
-        self._blend = Blend()  # which keeps learning from one request to the next
+        self._blend = Blend(WEIGHTS if networks else CONFIDENCE)  # which keeps learning from one request to the next
         self.inner = any(network.inner for network in networks)
         is_one_network_by_level = len(networks) == 1 and networks[0].by_level
         self._mixes = suffix is not None or not is_one_network_by_level
@@ -457,7 +460,8 @@ class Blend:
     (Ranjan and Gneiting, 2010), and the weights of sources with a changing sharpness would not converge.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, confidences: Sequence[float] = WEIGHTS) -> None:
+        self._confidences = confidences  # in copies, by the length of their match
         self.reset_learning()
 
     def reset_learning(self) -> None:
@@ -500,10 +504,10 @@ class Blend:
     def copies(self, guesses: Guesses, length: int) -> Guesses:
         """Return a suffix's guesses with the probabilities of text that is copied, or only seems to be.
 
-        A match of `length` tokens fails with 1 - `confidence(length)`, times the misses of all matches as long in the
+        A match of `length` tokens fails with 1 - `confidence`, times the misses of all matches as long in the
         texts so far over those expected, whatever other sources were read.
         """
-        miss_probability = 1 - confidence(length)
+        miss_probability = 1 - confidence(length, self._confidences)
         prior_misses = PRIOR_TOKENS * miss_probability
         expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
         miss_probability *= (misses + prior_misses) / (expected_misses + prior_misses)
@@ -516,7 +520,7 @@ class Blend:
         expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
         was_missed = all(guess != token for guess, _ in guesses)
         self._misses[_length_class(length)] = (
-            DECAY * expected_misses + 1 - confidence(length), DECAY * misses + was_missed)
+            DECAY * expected_misses + 1 - confidence(length, self._confidences), DECAY * misses + was_missed)
 
     def _mixed(self, guesses: SourceGuesses, bucket: Bucket) -> dict[int, float]:
         """Return the weighted sum of the sources' probabilities, by token."""
@@ -567,9 +571,9 @@ def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
     return {source: suffix_weight if source == SUFFIX else other_weight for source in sources}
 
 
-def confidence(length: int) -> float:
-    """Return the initial probability that a match of `length` tokens goes on: its weight, and n / (n + 2) if longer."""
-    return max(WEIGHTS[_length_class(length)], length / (length + 2) if length >= len(WEIGHTS) else 0.0)
+def confidence(length: int, by_length: Sequence[float] = WEIGHTS) -> float:
+    """Return the initial probability that a match of `length` tokens goes on: n / (n + 2) if that is long."""
+    return max(by_length[_length_class(length)], length / (length + 2) if length >= len(by_length) else 0.0)
 
 
 def _are_copies(guesses: SourceGuesses) -> bool:
