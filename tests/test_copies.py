@@ -104,6 +104,14 @@ def test_a_prompt_that_repeats_itself_teaches_what_shorter_matches_are_worth():
     assert likeliest > math.log(.65)
 
 
+@pytest.mark.parametrize("networks, length, probability", [([], 3, .6), ([], 4, .65), ([Table()], 4, .35)])
+def test_a_copy_begins_with_more_confidence_where_no_network_guesses(unlearning, networks, length, probability):
+    tree = copying(length)
+    assert Mixture(networks, Suffix()).offer_sure(tree, Growth(80, 6, 3))
+    [copy] = tree.nodes[tree.tip].children.values()
+    assert tree.nodes[copy].score == pytest.approx(math.log(probability))
+
+
 def test_a_copy_alone_scores_what_its_match_is_worth(unlearning):
     tree = copying(7)
     Mixture([Table()], Suffix()).offer_sure(tree, Growth(80, 6, 3))

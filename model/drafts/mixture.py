@@ -34,8 +34,8 @@ LEVEL_PRICE = 0.1
 SourceGuesses = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
 WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
-# The initial probabilities that a match goes on, by its length, where no network guesses: measured along answers of both
-# bundled models. Beside networks copies begin with their weights, since those guess well where copies fail. By trial.
+# The initial probabilities that a match goes on, by its length, where no network guesses: measured along answers of the
+# toy and of SmolLM2. Beside networks copies begin with their weights, as those guess well where copies fail. By trial.
 CONFIDENCE = (.3, .5, .6, .65, .7, .75, .75, .8)
 WINDOW = 256  # settled tokens; an observation that is as old counts 1 / e
 DECAY = 1 - 1 / WINDOW  # weight of older observations at each new one
