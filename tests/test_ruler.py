@@ -49,7 +49,8 @@ SOURCE_ROOMS = {
         (1_408, "GGUF files of this year's families and models as more writers publish them load"),
         (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once"),
         (106, "a level asks how many of its guesses are worth their time"),
-        (78, "a guess that scores better raises the guesses below it")]),
+        (78, "a guess that scores better raises the guesses below it"),
+        (55, "copies of a suffix alone begin with the chances that were measured")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -119,7 +120,8 @@ OTHER_ROOMS = {
         (1_149, "levels by measured times, delayed messages and slow wires are judged by trying all, and "
               "by a profile's times"),
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
-        (253, "levels of several requests, and those refused for long, are judged")]),
+        (253, "levels of several requests, and those refused for long, are judged"),
+        (150, "copies with and without networks are judged by hand")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -150,7 +152,8 @@ OTHER_ROOMS = {
                 "learns from its user"),
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
         (625, "a reader finds what drains a queue and the tables of one commit"),
-        (569, "tables of one commit with many requests, and forms beside llama.cpp, are found")]),
+        (569, "tables of one commit with many requests, and forms beside llama.cpp, are found"),
+        (960, "a reader finds every cluster's table with three more drafts, and losses of a head that do not pay")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
