@@ -112,6 +112,10 @@ def test_a_copy_begins_with_more_confidence_where_no_network_guesses(unlearning,
     assert tree.nodes[copy].score == pytest.approx(math.log(probability))
 
 
+def test_a_copy_that_is_rather_wrong_than_right_is_not_worth_a_row_of_a_rest(unlearning):
+    assert not Mixture([], Suffix()).offer_sure(copying(1), Growth(80, 6, 3))  # .3 of a match of one token
+
+
 def test_a_copy_alone_scores_what_its_match_is_worth(unlearning):
     tree = copying(7)
     Mixture([Table()], Suffix()).offer_sure(tree, Growth(80, 6, 3))

@@ -50,7 +50,7 @@ SOURCE_ROOMS = {
         (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once"),
         (106, "a level asks how many of its guesses are worth their time"),
         (78, "a guess that scores better raises the guesses below it"),
-        (55, "copies of a suffix alone begin with the chances that were measured")]),
+        (66, "copies of a suffix alone begin with the chances that were measured")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -121,7 +121,7 @@ OTHER_ROOMS = {
               "by a profile's times"),
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
         (253, "levels of several requests, and those refused for long, are judged"),
-        (150, "copies with and without networks are judged by hand")]),
+        (190, "copies with and without networks are judged by hand")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),

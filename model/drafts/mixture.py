@@ -28,6 +28,7 @@ MAX_UNREQUESTED = 64  # guesses to which a level adds children without reading t
 DEPTH_FACTOR, RANK_FACTOR = 0.95, 0.8  # of the levels below an outcome, per unit of depth and of rank
 LEAST_COPY = 0.01  # probability from the tip of a copy that is added; likelier guesses leave before it
 SURE_COPY = 0.2  # of one that is worth a row while guessing rests, and is counted beside a level of networks
+SURE_COPY_ALONE = 0.5  # of one that is worth a row while guessing rests, where no network guesses
 # The expected tokens that a level of networks must add beside copies: about the time of a level as a share of a round
 # of plain decoding (.05 to .1 of the bundled profiles, more on one machine).
 LEVEL_PRICE = 0.1
@@ -170,7 +171,7 @@ class Mixture(Draft):
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
         """Offer the copies after the tip that are worth a row."""
         self._move(tree)
-        self._follow_copies(tree, tree.tip, growth)
+        self._follow_copies(tree, tree.tip, growth, SURE_COPY if self.parts else SURE_COPY_ALONE)
         return bool(tree.unsent_guesses)
 
     # --- the text continues -------------------------------------------------------------------------------------------
