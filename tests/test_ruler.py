@@ -50,7 +50,7 @@ SOURCE_ROOMS = {
         (70, "a prompt's text does not depend on how busy the machine is, and a GGUF file is checked once"),
         (106, "a level asks how many of its guesses are worth their time"),
         (78, "a guess that scores better raises the guesses below it"),
-        (66, "copies of a suffix alone begin with the chances that were measured")]),
+        (85, "copies of a suffix alone begin with the chances that were measured")]),
     "pipeline": Room(21_064, [
         (494, "several requests on one machine rest together where plain decoding is faster"),
         (405, "chains in windows run beside trees, and no guesses flood a ring that was not measured yet"),
@@ -132,7 +132,7 @@ OTHER_ROOMS = {
         (121, "a row of a long context is read from large pages, and checks for prunes cost no row of "
               "plain decoding"),
         (196, "with AVX-512, scores of two slots and sixteen elements of a value are computed at once"),
-        (302, "with AVX-512, sixteen lanes are summed at once, and weights of sixteen slots are computed")]),
+        (307, "with AVX-512, sixteen lanes are summed at once, and weights of sixteen slots are computed")]),
     "shell": Room(6_735, [
         (267, "commands of the original READMEs run as printed, and rank 0's line needs no ssh"),
         (381, "a worker needs no argument, downloads are seen, and a newer transformers can be compared"),
@@ -185,7 +185,7 @@ FLOOR_WIDTH = 0.01
 AREA_FLOORS = {"source": Floor(0.357, 0.118), "toy": Floor(0.523, 0.107), "tests": Floor(0.200, 0.063)}
 VAGUE_NAMES = {  # how often something is called so; a count may only fall
     "source": {"found": 0, "place": 0, "own": 0, "one": 0, "said": 0, "known": 0, "given": 0, "asked": 0, "made": 0,
-               "held": 0, "kind": 82, "form": 64, "facts": 35, "part": 51, "step": 25, "body": 30},
+               "held": 0, "kind": 82, "form": 64, "facts": 35, "part": 51, "step": 24, "body": 30},
     "toy": {"found": 0, "place": 0, "own": 0, "one": 0, "said": 0, "known": 0, "given": 0, "asked": 0, "made": 0,
             "held": 0, "kind": 0, "form": 0, "facts": 0, "part": 1, "step": 4, "body": 0},
     "tests": {"found": 120, "place": 41, "own": 51, "one": 37, "said": 67, "known": 11, "given": 21, "asked": 75,

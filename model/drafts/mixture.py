@@ -508,7 +508,7 @@ class Blend:
         A match of `length` tokens fails with 1 - `confidence`, times the misses of all matches as long in the
         texts so far over those expected, whatever other sources were read.
         """
-        miss_probability = 1 - confidence(length, self._confidences)
+        miss_probability = self._initial_miss(length)
         prior_misses = PRIOR_TOKENS * miss_probability
         expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
         miss_probability *= (misses + prior_misses) / (expected_misses + prior_misses)
@@ -521,7 +521,11 @@ class Blend:
         expected_misses, misses = self._misses.get(_length_class(length), (0.0, 0.0))
         was_missed = all(guess != token for guess, _ in guesses)
         self._misses[_length_class(length)] = (
-            DECAY * expected_misses + 1 - confidence(length, self._confidences), DECAY * misses + was_missed)
+            DECAY * expected_misses + self._initial_miss(length), DECAY * misses + was_missed)
+
+    def _initial_miss(self, length: int) -> float:
+        """Return the initial probability that a match of `length` tokens fails."""
+        return 1 - confidence(length, self._confidences)
 
     def _mixed(self, guesses: SourceGuesses, bucket: Bucket) -> dict[int, float]:
         """Return the weighted sum of the sources' probabilities, by token."""
@@ -557,8 +561,8 @@ class Sharpness:
         prior_share = (1 - DECAY) * PRIOR_PRECISION
         self._curvature = DECAY * self._curvature + prior_share + variance
         gradient = outcomes.logprobs[index] - mean + prior_share * (PRIOR_SHARPNESS - self.value)
-        step = min(max(gradient / self._curvature, -MAX_STEP), MAX_STEP)
-        self.value = max(self.value + step, MIN_SHARPNESS)
+        change = min(max(gradient / self._curvature, -MAX_STEP), MAX_STEP)
+        self.value = max(self.value + change, MIN_SHARPNESS)
 
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
@@ -573,8 +577,11 @@ def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
 
 
 def confidence(length: int, by_length: Sequence[float] = WEIGHTS) -> float:
-    """Return the initial probability that a match of `length` tokens goes on: n / (n + 2) if that is long."""
-    return max(by_length[_length_class(length)], length / (length + 2) if length >= len(by_length) else 0.0)
+    """Return the initial probability that a match of `length` tokens goes on; a longer one has at least n / (n + 2)."""
+    listed_probability = by_length[_length_class(length)]
+    if length < len(by_length):
+        return listed_probability
+    return max(listed_probability, length / (length + 2))
 
 
 def _are_copies(guesses: SourceGuesses) -> bool:

@@ -38,6 +38,7 @@ INLINE f32x8 load_x8(const float *from) { f32x8 x; memcpy(&x, from, sizeof x); r
 INLINE void store_x8(float *to, f32x8 x) { memcpy(to, &x, sizeof x); }
 INLINE f32x8 broadcast_x8(float x) { return (f32x8){x, x, x, x, x, x, x, x}; }
 
+/* Return the same bits as integers. */
 INLINE i32x8 bits_of_x8(f32x8 x) { i32x8 bits; memcpy(&bits, &x, sizeof bits); return bits; }
 
 /* Load the last `count` < 8 elements of a vector in memory; the other lanes are 0. */
@@ -110,7 +111,7 @@ INLINE f32_register load_bf16_register(const uint16_t *from) {
     return x;
 }
 
-/* --- wide vectors, and functions of their lanes -------------------------------------------------------------------- */
+/* --- wide vectors, and functions of their lanes ------------------------------------------------------------------- */
 
 /* A wide vector holds as many `_x8` vectors, side by side, as a register has room for, at least one. */
 #define WIDE_LANES (REGISTER_LANES > LANES ? REGISTER_LANES : LANES)

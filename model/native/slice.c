@@ -485,8 +485,8 @@ INLINE void load_slots(CachedHead cached, int64_t element_bytes, const int64_t s
     }
 }
 
-/* Return the scores of a query `[E]` for eight slots. A score is a sum in eight lanes over E, then over the lanes, times
- * the factor of its slot. */
+/* Return the scores of a query `[E]` for eight slots. A score is a sum in eight lanes over E, then over the lanes,
+ * times the factor of its slot. */
 INLINE f32x8 score_block(const float *query, const float *keys, int64_t head_dim, f32x8 factors) {
     f32_wide slot_sums[LANES / WIDE_PARTS] = {0};
     for (int64_t i = 0; i < head_dim; i += LANES, keys += LANES * LANES) {
@@ -496,8 +496,8 @@ INLINE f32x8 score_block(const float *query, const float *keys, int64_t head_dim
     return lane_sums_x8(slot_sums) * factors;
 }
 
-/* Turn scores `[start, end)` into weights that add up to 1, after the soft cap, if it is not 0; the other scores in wide
- * vectors of these become 0. Lane i adds the weights whose index is i modulo 8. */
+/* Turn scores `[start, end)` into weights that add up to 1, after the soft cap, if it is not 0; the other scores in
+ * wide vectors of these become 0. Lane i adds the weights whose index is i modulo 8. */
 static void softmax(float *scores, int64_t start, int64_t end, float score_cap) {
     int64_t first = start / WIDE_LANES * WIDE_LANES;
     if (score_cap != 0) {
@@ -518,7 +518,8 @@ static void softmax(float *scores, int64_t start, int64_t end, float score_cap) 
     f32x8 sums = broadcast_x8(0);
     for (int64_t j = first; j < end; j += WIDE_LANES) {
         f32_wide score = load_wide(scores + j);
-        f32_wide weight = select_wide(score == broadcast_wide(-INFINITY), broadcast_wide(0), exp_wide(score - max_score));
+        i32_wide is_outside = score == broadcast_wide(-INFINITY);
+        f32_wide weight = select_wide(is_outside, broadcast_wide(0), exp_wide(score - max_score));
         store_wide(scores + j, weight);
         for (int part = 0; part < WIDE_PARTS; part++) sums += load_x8(scores + j + part * LANES);
     }
@@ -545,7 +546,7 @@ INLINE void add_values(const float *slot_weights, const Block *block, int64_t st
     store_x8(weights, load_x8(slot_weights) * load_x8(block->scales));
 
     int64_t i = 0;
-    for (; i + VALUE_LANES <= head_dim; i += VALUE_LANES) {
+    for (; i + VALUE_LANES <= head_dim; i += VALUE_LANES) { /* the loop of a whole block is unrolled */
         if (end - start == LANES) add_value_lanes(weights, block->elements + i, 0, LANES, head_dim, out + i);
         else add_value_lanes(weights, block->elements + i, start, end, head_dim, out + i);
     }
