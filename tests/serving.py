@@ -81,7 +81,8 @@ def alive(engine: Engine, listener: Listener) -> Iterator[Live]:
         assert wait_until(lambda: listener.started and engine.health.status != "loading", 120)
         door = listener.servers[0].sockets[0]
         url = f"http://127.0.0.1:{door.getsockname()[1]}"
-        with httpx.Client(base_url=url, timeout=600) as client:
+        single_use = httpx.Limits(max_keepalive_connections=0)  # so that an idle connection is no open file
+        with httpx.Client(base_url=url, timeout=600, limits=single_use) as client:
             yield Live(url, engine, client, door)
     finally:
         listener.should_exit = True

@@ -80,6 +80,13 @@ class Narrow(Table):
         return torch.full((VOCAB,), -math.inf).double().index_fill(0, self.only, 0.0)
 
 
+class Overflowing(Table):
+    """A network whose numbers leave their range once it has read a few of its own outputs."""
+
+    def after(self, path):
+        return super().after(path) if len(path) < len(PROMPT) + 3 else torch.full((VOCAB,), math.nan)
+
+
 def packed(path):
     return torch.tensor([len(path), *path, *[0] * (LIMIT - len(path))],
                         dtype=torch.float64)
@@ -104,6 +111,11 @@ def grown(draft, tree, growth):
     while at_once(draft.grow(tree, growth)):
         pass
     return tree
+
+
+def test_a_chain_of_own_outputs_ends_where_their_numbers_leave_their_range():
+    tree = grown(Mixture([Overflowing()]), TokenTree(PROMPT, max_tokens=LIMIT), Growth(40, 8, 2, 2, anywhere=True))
+    assert max(map(len, paths(tree))) == len(PROMPT) + 3
 
 
 def best(table, text, limit, growth):

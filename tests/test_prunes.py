@@ -99,8 +99,9 @@ def test_a_mixture_forgets_a_request_that_is_given_up(names):
 
 def _widest(strategy, wrap):
     """The most slots that a stage's KV cache held while a text was written."""
-    with pipeline(TINY, 2, strategy, Oracle(PROMPT + text()), wrap=wrap) as decoder:
-        _, stream = decoder.stream(Request(PROMPT, SAMPLER, NEW))
+    long_text = TINY.text(PROMPT, 2 * NEW, SAMPLER)
+    with pipeline(TINY, 2, strategy, Oracle(PROMPT + long_text), wrap=wrap) as decoder:
+        _, stream = decoder.stream(Request(PROMPT, SAMPLER, 2 * NEW))
         widest = 0
         for _ in stream:
             sizes = [len(cache.nodes) for stage in decoder.stages for cache in stage.caches.values()]

@@ -121,7 +121,8 @@ OTHER_ROOMS = {
               "by a profile's times"),
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
         (253, "levels of several requests, and those refused for long, are judged"),
-        (190, "copies with and without networks are judged by hand")]),
+        (190, "copies with and without networks are judged by hand"),
+        (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),

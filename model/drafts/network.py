@@ -12,7 +12,6 @@ from copy import copy
 from itertools import accumulate, takewhile
 from typing import Any, Callable, Collection, List, NamedTuple, Optional, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -207,15 +206,16 @@ class TreeDraft(Network):
         return self.tokens(torch.arange(logits_TV.shape[-1], device=logits_TV.device))
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
-        """Return the result of `expand` from logits, without excluded tokens."""
+        """Return the result of `expand` from logits, without excluded tokens; no guesses where logits are not finite.
+
+        While the pipeline stalls, a head may read so long a chain of its own outputs that these leave their range.
+        """
         logprob_TV = torch.log_softmax(self._sampler.warped(logits_TV), -1)
         noisy_TV = logprob_TV + self._sampler.noise(positions, self._target_ids(logprob_TV))
         width = min(width, logprob_TV.shape[-1])
         draft_id_TW = noisy_TV.topk(width, -1).indices
 
         probabilities = logprob_TV.gather(-1, draft_id_TW).exp().tolist()
-        if math.isnan(probabilities[0][0]):
-            raise self._damaged()
         rows = map(zip, self.tokens(draft_id_TW).tolist(), probabilities)
         return [[(token, probability) for token, probability in row if probability > 0] for row in rows]
 
@@ -225,9 +225,11 @@ class TreeDraft(Network):
         needed_nodes.add(tree.tip)
         self._outputs = {node: out_D for node, out_D in self._outputs.items() if node in needed_nodes}
 
-    def _damaged(self) -> ValueError:
-        return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were trained for another model: "
-                          "take another draft, or add draft=none")
+    def _check(self, logits_AV: Tensor) -> None:
+        """Raise ValueError if logits are not finite, but for those of excluded tokens."""
+        if not (logits_AV < math.inf).all():
+            raise not_finite("draft", self.cache.like.dtype, "its weights are damaged or were trained for another "
+                             "model: take another draft, or add draft=none")
 
     # --- level by level -----------------------------------------------------------------------------------------------
 
@@ -299,6 +301,7 @@ class TreeDraft(Network):
 
         if read is None or self._num_read < len(tree.trunk):
             return None
+        self._check(read.logits_AV)
         self._begin_at_tip(tree)
         return read._replace(out_TD=read.out_TD[-1:])
 
@@ -328,14 +331,13 @@ class TreeDraft(Network):
         logprob_TW, token_TW = self.guess(logits_AV, growth.width)
         leaf_score_T = logprob_TW.new_tensor([leaf.score for leaf in self._frontier])
         path_score_TW = leaf_score_T[:, None] + logprob_TW
+        path_score_TW.masked_fill_(path_score_TW.isnan(), -math.inf)
 
         # all children, the best first
         sorted_scores, order = path_score_TW.flatten().sort(descending=True, stable=True)
         scores = sorted_scores.tolist()
         tokens = token_TW.flatten()[order].tolist()
         leaf_indices = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()
-        if math.isnan(scores[0]):  # which sorts first
-            raise self._damaged()
 
         # into the tree
         guesses = [(self._frontier[leaf_index].node, token, self._tip_score + score)
@@ -375,10 +377,8 @@ class TreeDraft(Network):
         if drawing(self._sampler) is None:
             return self._likeliest_children(logits_TV, counts)
 
-        law_TV = laws(self._sampler, logits_TV)
-        if np.isnan(law_TV).any():
-            raise self._damaged()
-        law_TV = spread(law_TV, self._target_ids(logits_TV))
+        self._check(logits_TV)
+        law_TV = spread(laws(self._sampler, logits_TV), self._target_ids(logits_TV))
         position = tree.nodes[self._frontier[0].node].pos + 1
         return [drawn(self._sampler, Proposal(self.source, 0, law_V), position, self.number, count)
                 for law_V, count in zip(law_TV, counts)]
@@ -386,9 +386,6 @@ class TreeDraft(Network):
     def _likeliest_children(self, logits_TV: Tensor, counts: Sequence[int]) -> list[Proposed]:
         """Return as many of the likeliest tokens after each row as `counts` has for it."""
         logprob_TW, token_TW = self.guess(logits_TV, max(counts))
-        if logprob_TW.isnan().any():
-            raise self._damaged()
-
         children = []
         for tokens, logprobs, count in zip(token_TW.tolist(), logprob_TW.tolist(), counts):
             pairs = zip(tokens[:count], logprobs)
