@@ -18,6 +18,7 @@ from config.files import SPACE_REMEDY, write
 from eval import summary
 from eval.metrics import NAN, Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
+from eval.raw_answers import RAW_ANSWERS, compressed
 from eval.results_index import ResultsFolder, missing, provenance, read
 from eval.summary import CHAIN, MEAN, SummaryRow, TemperatureView
 from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number, save
@@ -75,6 +76,7 @@ def report(folder: str | Path, screen: TextIO | None = None) -> Path:
     rows = summary.summary(results)
     views = [TemperatureView(results, rows, temperature) for temperature in results.temperatures]
     summary.save_tables(results.folder, rows.values())
+    write(results.folder / RAW_ANSWERS, compressed(results.answers), SPACE_REMEDY)
     if CHAIN in results.methods:
         save(results.folder / "acceptance.csv", (*ACCEPTANCE, *results.methods),
              itertools.chain.from_iterable(map(_acceptance_rows, views)))

@@ -10,6 +10,7 @@ from eval import metrics
 from eval.keys import Contender
 from eval.metrics import AnswerRecord
 from eval.observe.time_breakdown import Account, account, utilization
+from eval.raw_answers import text_hash
 from eval.results_index import GROUP, GroupKey, ResultsFolder, provenance
 from eval.tables import save
 
@@ -44,12 +45,13 @@ RATIOS = (
           "serial with the draft of the row: the gain of keeping the stages busy."),
     Ratio("sr_ar", "ar", "none", "ar, which has no draft."))
 SPEED_COLUMNS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
+SEED_COLUMNS = ("xi_by_seed", "sr_naive_same_by_seed")  # a figure for each seed, if there are several
 TIME_COLUMNS = (*ACTIVITIES, "late")
 ORIGIN_COLUMNS = ("emulated", "profile")
 NUM_POSITIONS = 8  # number of positions after the first token of a verification, for which acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEED_COLUMNS for bound in BOUNDS),
-           "accepted_length", "tokens_per_miss", "by_position", "ttft", "request_mean",
-           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", "divergence", *TIME_COLUMNS, *ORIGIN_COLUMNS)
+           *SEED_COLUMNS, "accepted_length", "tokens_per_miss", "by_position", "ttft", "request_mean",
+           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", "texts", "divergence", *TIME_COLUMNS, *ORIGIN_COLUMNS)
 STAGES = (*GROUP, "rank", *TIME_COLUMNS, "bytes", "control", "rows", *ORIGIN_COLUMNS)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN_COLUMNS)
 AR = Contender("ar", "none")
@@ -76,6 +78,12 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
         baseline_answers = of_sets(ratio.baseline(results, contender.draft))
         speed_figures[ratio.column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
 
+    naive_answers = of_sets(Contender("naive", contender.draft))
+    seed_figures = {
+        "xi_by_seed": _by_seed(answers_by_set, lambda sets: metrics.speed(list(map(metrics.sample, sets)))),
+        "sr_naive_same_by_seed": _by_seed(
+            answers_by_set, lambda sets: metrics.speed_up(list(map(metrics.paired, sets, naive_answers))))}
+
     acceptance_rates = metrics.acceptance_by_position(answers)[:NUM_POSITIONS]
     length_figures = {
         "accepted_length": metrics.accepted_length(answers),
@@ -90,10 +98,22 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
         **{column: metrics.mean([getattr(used, column) for used in used_by_stages]) for column in TIME_COLUMNS}}
 
     text_figures = {
+        "texts": text_hash(answers),
         "equal": metrics.equality(answers, itertools.chain(*of_sets(AR))),
         "divergence": metrics.lossy_divergence(answers)}
     return {"answers": answers, "n": len(answers), "ranks": used_by_rank, "account": account(results.tally, answers),
-            **speed_figures, **length_figures, **time_figures, **text_figures}
+            **speed_figures, **seed_figures, **length_figures, **time_figures, **text_figures}
+
+
+def _by_seed(answers_by_set: Sequence[Sequence[AnswerRecord]],
+             figure: Callable[[Sequence[Sequence[AnswerRecord]]], metrics.Interval]) -> str:
+    """Return a figure of the answers with each seed, in the order of the seeds; empty without several seeds."""
+    seeds = sorted({answer["seed"] for answer in itertools.chain(*answers_by_set)})
+    if len(seeds) < 2:
+        return ""
+    sets_by_seed = ([[answer for answer in answers if answer["seed"] == seed] for answers in answers_by_set]
+                    for seed in seeds)
+    return ", ".join(f"{figure(sets).value:.3f}" for sets in sets_by_seed)
 
 
 def summary(results: ResultsFolder) -> dict[GroupKey, SummaryRow]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -84,6 +85,39 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
         assert (row["emulated"], row["profile"]) == ("true", "jetson-7b")
     assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"]
     assert rows[2]["waited"] == "0.2"
+
+
+def test_each_of_several_seeds_has_its_speed_and_its_ratio_to_naive(folder):
+    reporting.report(folder)
+    assert {row["xi_by_seed"] for row in csv_rows(folder / "summary.csv")} == {""}
+    for method, seconds in (("naive", 3.0), ("continuous", 1.0)):
+        for set_name in ("qa", "gsm8k"):
+            put(folder, method=method, set=set_name, tokens=(16,), seconds=(seconds,), seed=1, repeat=1)
+
+    reporting.report(folder)
+    rows = {(row["method"], row["set"]): row for row in csv_rows(folder / "summary.csv")}
+    for set_name in ("qa", "mean"):
+        row = rows["continuous", set_name]
+        assert (row["xi_by_seed"], row["sr_naive_same_by_seed"]) == ("5.333, 16.000", "2.000, 3.000")
+    assert rows["ar", "qa"]["xi_by_seed"] == ""
+
+
+def test_the_raw_answers_give_the_speed_and_the_hash_of_their_texts(folder):
+    reporting.report(folder)
+    raw = (folder / "answers.jsonl.gz").read_bytes()
+    answers = [json.loads(text) for text in gzip.decompress(raw).splitlines()]
+    assert len(answers) == 12 and all(each["token_ids"] == [list(range(16))] for each in answers)
+    assert {each["method"]: each["settled"] for each in answers} == {
+        method: [[[1.0, 1], [seconds, 15]]] for method, seconds in SECONDS.items()}
+    before = {row["texts"] for row in csv_rows(folder / "summary.csv") if row["set"] == "qa"}
+    assert len(before) == 1 and len(before.pop()) == 12
+
+    put(folder, method="naive", set="qa", question=3, tokens=(16,), seconds=(4.0,))
+    put(folder, method="continuous", set="qa", question=3, tokens=(15,), seconds=(4.0,))
+    reporting.report(folder)
+    after = {row["method"]: row["texts"] for row in csv_rows(folder / "summary.csv") if row["set"] == "qa"}
+    assert len(set(after.values())) == 3
+    assert (folder / "answers.jsonl.gz").read_bytes() != raw
 
 
 def test_the_edits_are_a_set_that_no_mean_with_others_contains(folder, tmp_path_factory):

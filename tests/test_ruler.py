@@ -79,7 +79,8 @@ SOURCE_ROOMS = {
         (3_102, "one command compares all methods on all clusters; edits and the share of right guesses have tables"),
         (55, "a short contest still answers as many questions as run at once"),
         (124, "results go on in another clone of the project"),
-        (478, "peers of any prompt length and several requests at once, and files of three kinds")]),
+        (478, "peers of any prompt length and several requests at once, and files of three kinds"),
+        (500, "speeds have a figure for each seed, texts a hash, and raw answers a file from which others compute")]),
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools"),
         (19, "help names the command that was typed, whatever folder it runs in"),
@@ -122,7 +123,8 @@ OTHER_ROOMS = {
         (1_002, "queues, raised scores, answers at once and random files of each kind are judged"),
         (253, "levels of several requests, and those refused for long, are judged"),
         (190, "copies with and without networks are judged by hand"),
-        (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes")]),
+        (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
+        (500, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -154,7 +156,8 @@ OTHER_ROOMS = {
         (356, "a reader finds how many guesses a level reads, how slow wires count, and this processor's tables"),
         (625, "a reader finds what drains a queue and the tables of one commit"),
         (569, "tables of one commit with many requests, and forms beside llama.cpp, are found"),
-        (960, "a reader finds every cluster's table with three more drafts, and losses of a head that do not pay")]),
+        (960, "a reader finds every cluster's table with three more drafts, and losses of a head that do not pay"),
+        (400, "a reader finds three seeds, eleven kinds of questions with all methods, and the raw answers")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98
@@ -164,8 +167,8 @@ MOST_SOURCE_AT_START, MOST_TESTS_AT_START = 285_000, 275_000
 LANGUAGES = {".c": "C", ".h": "C", ".sh": "shell", "run": "shell", ".js": "page", ".css": "page", ".html": "page",
              ".md": "docs"}  # by the ending of a file, but Python
 LEXERS = {"C": "c", "shell": "bash", ".js": "javascript", ".css": "css", ".html": "html"}
-DATA = {".csv", ".json", ".jsonl", ".png", ".svg", ".safetensors", ".txt", ".model", ".toml", ".cff", ".gitignore",
-        "LICENSE"}
+DATA = {".csv", ".gz", ".json", ".jsonl", ".png", ".svg", ".safetensors", ".txt", ".model", ".toml", ".cff",
+        ".gitignore", "LICENSE"}
 VENDORED = "serve/vendor/"
 LONGEST_FUNCTION = 506  # tokens
 LONG_BODY = 12  # lines from which on a function's body has to show its steps

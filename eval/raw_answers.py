@@ -1,0 +1,34 @@
+"""Raw answers in one compressed file, from which others can compute every speed, and a hash of their texts."""
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from typing import Any, Iterable
+
+from eval.metrics import AnswerRecord, trial_of
+
+RAW_ANSWERS = "answers.jsonl.gz"
+FIELDS = ("set", "temperature", "seed", "question_id", "method", "draft", "token_ids")
+SECOND_DIGITS = 4  # of the times at which tokens settled
+HASH_DIGITS = 12
+
+
+def compressed(answers: Iterable[AnswerRecord]) -> bytes:
+    """Return a line of JSON for each answer: its request, and per turn the token ids, and pairs of modelled seconds
+    since the request and tokens settled then. The same answers become the same bytes."""
+    lines = [json.dumps({**{field: answer[field] for field in FIELDS}, "settled": _rounded(answer["settled"])})
+             for answer in answers]
+    text = "".join(f"{line}\n" for line in sorted(lines))
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def text_hash(answers: Iterable[AnswerRecord]) -> str:
+    """Return the first hex digits of SHA-256 over all token ids: the same for methods that write the same texts."""
+    texts = sorted([*map(str, trial_of(answer)), answer["token_ids"]] for answer in answers)
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _rounded(settled: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    """Return the pairs of each turn with rounded seconds."""
+    return [[[round(seconds, SECOND_DIGITS), num_tokens] for seconds, num_tokens in turn] for turn in settled]
