@@ -75,7 +75,7 @@ def show_table(results_folder: Path) -> Iterator[str]:
             of_model = [cell for cell in cells if (cell.model, cell.temperature) == (model, temperature)]
             size, of_methods = of_model[0].size, _xi_by_method(of_model, our_figures)
             origin = provenance(results[size].answers)
-            yield f"## {model}, temperature {temperature:g} (paper: measured; here: {origin})\n"
+            yield f"## {model}, temperature {temperature:g} (paper: measured; here: {origin}, one model for {size})\n"
             yield from markdown(("method", "", *listed(SETS), "mean", "SR"), _model_rows(of_methods))
             yield ""
             yield from _explanations(size, of_methods)
