@@ -17,10 +17,12 @@ HASH_DIGITS = 12
 def compressed(answers: Iterable[AnswerRecord]) -> bytes:
     """Return a line of JSON for each answer: its request, and per turn the token ids, and pairs of modelled seconds
     since the request and tokens settled then. The same answers become the same bytes."""
-    lines = [json.dumps({**{field: answer[field] for field in FIELDS}, "settled": _rounded(answer["settled"])})
-             for answer in answers]
-    text = "".join(f"{line}\n" for line in sorted(lines))
-    return gzip.compress(text.encode(), mtime=0)
+    lines = []
+    for answer in answers:
+        request_and_text = {field: answer[field] for field in FIELDS}
+        line = {**request_and_text, "settled": _rounded(answer["settled"])}
+        lines.append(json.dumps(line) + "\n")
+    return gzip.compress("".join(sorted(lines)).encode(), mtime=0)
 
 
 def text_hash(answers: Iterable[AnswerRecord]) -> str:
