@@ -24,7 +24,7 @@ from model.drafts.head_files import draft_with, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import LMHead, ModelDraft, Network, TreeDraft
 from model.drafts.retokenized import Retokenized
-from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
+from model.drafts.suffix import KEPT_TOKENS, SUFFIX, Suffix, add_texts, load_texts
 from model.native.linear import NativeProducts
 from model.text import VOCABULARIES, Text
 from model.weights.blocks import QUANTIZERS
@@ -34,7 +34,6 @@ from model.weights.quant_layers import compress, fuse, pack
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 
-KEPT_TOKENS = 100_000  # of earlier answers; their automaton takes 31 MB
 OTHER_MODEL = "take a small model that was made for the same tokenizer"
 
 

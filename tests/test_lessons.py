@@ -5,9 +5,13 @@ import stat
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from model.drafts.suffix import add_texts
 from model.text import Text
-from tests.json_files import save_json_lines
+from tests.checkpoints import refused
+from tests.json_files import save_json, save_json_lines
+from tests.saved import FORM
 from tests.test_text import bytelevel, copied, sentencepiece
 from train.data import make_rows
 from train.eagle import lessons as made
@@ -77,6 +81,22 @@ def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, c
         again = read_lessons(args, 512)
     assert same(first.rows, again.rows)
     assert (first.prompts, first.end_ids) == (again.prompts, again.end_ids)
+
+
+def test_texts_that_a_user_has_kept_are_learned_whole(args):
+    texts = [list(range(30, 50)), list(range(7, 12))]
+    save_json(args.model_dir / "config.json", FORM)
+    save_file({"lm_head.weight": torch.zeros(1)}, args.model_dir / "model.safetensors")
+    args.data.unlink()
+    add_texts(args.data, texts, FORM["vocab_size"], 1000)
+    lessons = read_lessons(args, 15)
+    assert [row.ids.tolist() for row in lessons.rows] == [texts[0][:15], texts[1]] and lessons.prompts == []
+    assert all(bool(row.answers.all()) for row in lessons.rows)
+
+    args.data.unlink()
+    add_texts(args.data, texts, FORM["vocab_size"] + 1, 1000)
+    with refused("holds answers of another vocabulary"):
+        read_lessons(args, 15)
 
 
 def shorter(args):

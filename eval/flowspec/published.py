@@ -48,7 +48,7 @@ def depth_table(model: str) -> dict[tuple[int, int], float]:
 
 
 def known_reasons() -> dict[tuple[str, str], str]:
-    """Return, by size and method, why the figures here differ; each says whether a run has tested it (`measured`, `untested`)."""
+    """Return, by size and method, why the figures here differ; each begins with `measured` or `untested`."""
     return {(size, method): reason for size, method, reason in _rows_of("reasons.csv")}
 
 

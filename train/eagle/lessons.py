@@ -9,14 +9,17 @@ import json
 import random
 from argparse import Namespace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import torch
 
 from config.files import READABLE_REMEDY
 from config.schema.untrusted import read_bytes
+from model.drafts.suffix import KEPT_ANSWERS, KEPT_TOKENS, load_texts
 from model.text import SETTINGS, TOKENIZER_FILES, Text
-from train.data import TokenRow, make_rows, read_conversations
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import read_sizes
+from train.data import TokenRow, answer_row, make_rows, read_conversations
 from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
@@ -58,8 +61,14 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
 
 
 def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
-    """Tokenize the conversations, and return the lessons in as few tensors as possible."""
-    text, talks = Text(args.model_dir), read_conversations(args.data)
+    """Tokenize the conversations, and return the lessons in as few tensors as possible. A file of the key `answers` has
+    tokens already, all of which are learned; none of its texts is held out."""
+    text = Text(args.model_dir)
+    if read_bytes(args.data, READABLE_REMEDY).startswith(KEPT_ANSWERS):
+        texts = load_texts(args.data, read_sizes(Checkpoint(args.model_dir)).vocab, KEPT_TOKENS)
+        return _saved([answer_row((), kept_text[:max_length]) for kept_text in texts], [], text)
+
+    talks = read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
     num_wanted = max(1, round(len(talks) * HELD_OUT_SHARE))
     num_held_out = min(num_wanted, len(talks) - 1)
@@ -67,9 +76,14 @@ def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
     prompts = [text.prompt_ids(question, args.template) for question in questions]
     rows = make_rows(text, talks[num_held_out:], args.template, max_length)
 
+    fitting_prompts = [prompt for prompt in prompts if len(prompt) <= max_length - NEW_TOKENS]
+    return _saved(rows, fitting_prompts, text)
+
+
+def _saved(rows: Sequence[TokenRow], prompts: Sequence[Sequence[int]], text: Text) -> dict[str, Any]:
     return {
         "sizes": [len(row.ids) for row in rows],
         "ids": torch.cat([row.ids for row in rows]),
         "answers": torch.cat([row.answers for row in rows]),
-        "prompts": [prompt for prompt in prompts if len(prompt) <= max_length - NEW_TOKENS],
+        "prompts": prompts,
         "ends": sorted(text.end_ids)}

@@ -47,7 +47,8 @@ def parser() -> Options:
     add("out_dir", metavar="OUT_DIR", type=Path, help="folder for the head and the checkpoint of its training")
 
     source = option_parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", metavar="FILE", type=Path, help="conversations, one JSON object per line")
+    source.add_argument("--data", metavar="FILE", type=Path, help="conversations, one JSON object per line, or "
+                        "a file of run_pipe.sh's answers=, so that the head learns from its user")
     source.add_argument("--own", type=int, metavar="N", help="let the model generate N conversations, questions and "
                         "answers, and write them to OUT_DIR/own.jsonl")
     option_parser.bounds["--own"] = (2, 1 << 40)
