@@ -63,7 +63,7 @@ def test_the_comparison_has_both_sides_and_a_reason_for_each_difference(faster, 
     assert page.count("\n## ") + page.startswith("## ") == 8, "four models at two temperatures"
     assert "| continuous | paper | 9.65 | 10.14 | 8.92 | 8.84 | 6.78 | 7.85 | 8.70 | 1.43 |" in page
     assert page.count("; here: simulated, profile jetson-7b, one model for 7b)") == 4
-    assert re.search(r"\n- pipedec: xi \+\d\d%, SR \+\d\d%: untested: in the original all ranks wait", page)
+    assert re.search(r"\n- pipedec: xi \+\d\d%, SR \+\d\d%: measured: in the original all ranks wait", page)
     assert "no reason known" not in page and "- naive" not in page
 
     rows = csv_rows(tmp_path / "paper.csv")
