@@ -152,6 +152,12 @@ def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
         load(path, "poetry")
 
 
+def test_the_bundled_file_has_two_questions_of_each_category_of_speed_bench():
+    path = BUNDLED_FOLDER.parent / "speed" / "question.jsonl"
+    names = "coding humanities math multilingual qa rag reasoning roleplay stem summarization writing".split()
+    assert categories(path) == names and [len(load(path, name)) for name in names] == [2] * 11
+
+
 def test_a_text_of_speed_bench_that_was_not_fetched_is_refused(tmp_path):
     path = tmp_path / "question.jsonl"
     write(path, {**SPEED_BENCH[0], "turns": [f"{UNFETCHED_TEXT} FROM THE SOURCE"]})
