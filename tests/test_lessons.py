@@ -97,6 +97,9 @@ def test_texts_that_a_user_has_kept_are_learned_whole(args):
     add_texts(args.data, texts, FORM["vocab_size"] + 1, 1000)
     with refused("holds answers of another vocabulary"):
         read_lessons(args, 15)
+    save_json(args.data, {"vocabulary": FORM["vocab_size"]})
+    with refused("holds no answers yet: ask run_pipe.sh something with answers="):
+        read_lessons(args, 15)
 
 
 def shorter(args):

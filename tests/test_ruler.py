@@ -98,7 +98,7 @@ SOURCE_ROOMS = {
         (11, "SpecInfer's option for the requests of a batch is read")]),
     "train": Room(17_670, [
         (4, "norms and layers are imported from where they stand"),
-        (160, "a head learns from the answers that its user has kept")]),
+        (190, "a head learns from the answers that its user has kept")]),
     "scripts": Room(4_367, [
         (3_635, "a contributor sees for any file which of its steps no test would miss"),
         (89, "help and mistakes of run_pipe.sh are read before torch is imported"),
@@ -126,7 +126,7 @@ OTHER_ROOMS = {
         (190, "copies with and without networks are judged by hand"),
         (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
         (500, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
-        (250, "lessons of a user's own answers are the tokens that were kept")]),
+        (290, "lessons of a user's own answers are the tokens that were kept")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),

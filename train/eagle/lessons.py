@@ -23,6 +23,7 @@ from train.data import TokenRow, answer_row, make_rows, read_conversations
 from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
+LEAST_LENGTH = 3  # tokens of a text from which something is learned
 NEW_TOKENS = 128  # most tokens of an answer to a held-out question
 HELD_OUT_SHARE = 0.05  # of the conversations, of which some questions are answered for the figures at the end
 LESSON_OPTIONS = ("template", "judged", "seed")  # those that determine the lessons
@@ -66,7 +67,10 @@ def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
     text = Text(args.model_dir)
     if read_bytes(args.data, READABLE_REMEDY).startswith(KEPT_ANSWERS):
         texts = load_texts(args.data, read_sizes(Checkpoint(args.model_dir)).vocab, KEPT_TOKENS)
-        return _saved([answer_row((), kept_text[:max_length]) for kept_text in texts], [], text)
+        rows = [answer_row((), kept_text[:max_length]) for kept_text in texts if len(kept_text) >= LEAST_LENGTH]
+        if not rows:
+            raise ValueError(f"{args.data} holds no answers yet: ask run_pipe.sh something with answers={args.data}")
+        return _saved(rows, [], text)
 
     talks = read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
