@@ -9,7 +9,7 @@ from typing import Any, Iterable
 from eval.metrics import AnswerRecord, trial_of
 
 RAW_ANSWERS = "answers.jsonl.gz"
-FIELDS = ("set", "temperature", "seed", "question_id", "method", "draft", "token_ids")
+FIELDS = ("set", "temperature", "repeat", "seed", "question_id", "method", "draft", "token_ids")
 SECOND_DIGITS = 4  # of the times at which tokens settled
 HASH_DIGITS = 12
 
@@ -26,7 +26,10 @@ def compressed(answers: Iterable[AnswerRecord]) -> bytes:
 
 
 def text_hash(answers: Iterable[AnswerRecord]) -> str:
-    """Return the first hex digits of SHA-256 over all token ids: the same for methods that write the same texts."""
+    """Return the first hex digits of SHA-256 over the sorted list, in JSON, of all trials with their token ids.
+
+    It is the same for methods that write the same texts.
+    """
     texts = sorted([*map(str, trial_of(answer)), answer["token_ids"]] for answer in answers)
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:HASH_DIGITS]
 

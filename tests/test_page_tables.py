@@ -1,9 +1,14 @@
 """The tables of the pages: made by their commands from one commit, and shown as they are recorded."""
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import re
 import subprocess
+from collections import defaultdict
 
+import numpy as np
 import pytest
 
 from config.presets import ROOT
@@ -29,6 +34,23 @@ def mean_rows(table):
     """The means over the sets at temperature 0 by method, with the draft of the README."""
     return {row["method"]: row for row in csv_rows(ROOT / "docs" / "results" / f"{table}.csv")
             if (row["set"], row["temperature"]) == ("mean", "0") and row["draft"] in ("none", "eagle+suffix")}
+
+
+def test_the_raw_answers_of_the_readmes_table_give_its_speeds_and_its_hash():
+    raw = gzip.decompress((ROOT / "docs" / "results" / "smollm2-head-answers.jsonl.gz").read_bytes())
+    answers = [json.loads(text) for text in raw.splitlines()]
+    for method, row in mean_rows("smollm2-head").items():
+        by_method = [each for each in answers if each["method"] == method]
+        trials = sorted([*(str(each[name]) for name in ("set", "temperature", "repeat", "seed", "question_id")),
+                         each["token_ids"]] for each in by_method)
+        assert hashlib.sha256(json.dumps(trials).encode()).hexdigest()[:12] == row["texts"]
+
+        sums = defaultdict(lambda: np.zeros(2))  # tokens and seconds of each set
+        for each in by_method:
+            for token_ids, settled in zip(each["token_ids"], each["settled"]):
+                sums[each["set"]] += len(token_ids), settled[-1][0]
+        speeds = [tokens / seconds for tokens, seconds in sums.values()]
+        assert len(speeds) == 6 and np.mean(speeds) == pytest.approx(float(row["xi"]), rel=1e-4)
 
 
 def test_the_figures_of_the_readme_are_those_of_the_recorded_tables():

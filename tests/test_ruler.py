@@ -125,7 +125,7 @@ OTHER_ROOMS = {
         (253, "levels of several requests, and those refused for long, are judged"),
         (190, "copies with and without networks are judged by hand"),
         (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
-        (500, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
+        (780, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
         (290, "lessons of a user's own answers are the tokens that were kept")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
