@@ -6,6 +6,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
+import numpy as np
+
 from eval import metrics
 from eval.keys import Contender
 from eval.metrics import AnswerRecord
@@ -107,13 +109,15 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
 
 def _by_seed(answers_by_set: Sequence[Sequence[AnswerRecord]],
              figure: Callable[[Sequence[Sequence[AnswerRecord]]], metrics.Interval]) -> str:
-    """Return a figure of the answers with each seed, in the order of the seeds; empty without several seeds."""
+    """Return a figure of the answers with each seed, in the order of the seeds; empty without several seeds, or if it
+    was not measured."""
     seeds = sorted({answer["seed"] for answer in itertools.chain(*answers_by_set)})
     if len(seeds) < 2:
         return ""
     sets_by_seed = ([[answer for answer in answers if answer["seed"] == seed] for answers in answers_by_set]
                     for seed in seeds)
-    return ", ".join(f"{figure(sets).value:.3f}" for sets in sets_by_seed)
+    values = [figure(sets).value for sets in sets_by_seed]
+    return "" if np.isnan(values).any() else ", ".join(f"{value:.3f}" for value in values)
 
 
 def summary(results: ResultsFolder) -> dict[GroupKey, SummaryRow]:

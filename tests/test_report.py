@@ -100,6 +100,10 @@ def test_each_of_several_seeds_has_its_speed_and_its_ratio_to_naive(folder):
         row = rows["continuous", set_name]
         assert (row["xi_by_seed"], row["sr_naive_same_by_seed"]) == ("5.333, 16.000", "2.000, 3.000")
     assert rows["ar", "qa"]["xi_by_seed"] == ""
+    put(folder, method="ar", set="qa", tokens=(16,), seconds=(8.0,), seed=1, repeat=1)
+    reporting.report(folder)
+    alone = csv_rows(folder / "summary.csv")[3]
+    assert (alone["method"], alone["xi_by_seed"], alone["sr_naive_same_by_seed"]) == ("ar", "1.333, 2.000", "")
 
 
 def test_the_raw_answers_give_the_speed_and_the_hash_of_their_texts(folder):
