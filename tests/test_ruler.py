@@ -80,7 +80,7 @@ SOURCE_ROOMS = {
         (55, "a short contest still answers as many questions as run at once"),
         (124, "results go on in another clone of the project"),
         (478, "peers of any prompt length and several requests at once, and files of three kinds"),
-        (500, "speeds have a figure for each seed, texts a hash, and raw answers a file from which others compute")]),
+        (550, "speeds have a figure for each seed, texts a hash, and raw answers a file from which others compute")]),
     "serve": Room(20_464, [
         (497, "an answer goes on while others send megabytes; Codex and Claude Code are served with their own tools"),
         (19, "help names the command that was typed, whatever folder it runs in"),
@@ -125,7 +125,7 @@ OTHER_ROOMS = {
         (253, "levels of several requests, and those refused for long, are judged"),
         (190, "copies with and without networks are judged by hand"),
         (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
-        (780, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
+        (840, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
         (290, "lessons of a user's own answers are the tokens that were kept")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
