@@ -8,7 +8,7 @@ depths     xi on MT-bench for each pair of depths of the first and of later tree
 
 Our side is simulated: the bundled model with a head of the paper's kind (EAGLE-1) and trees as published, on profiles
 of the paper's boards in virtual time, at most 256 tokens an answer, five questions of each set (questions=20: as many
-as the paper has, in about an hour for the table). All keys of run_eval.sh may be given but those that the tables fix.
+as the paper has, in half an hour with workers=2). All keys of run_eval.sh may be given but those that the tables fix.
 The same command continues after an interruption; results=DIR holds the answers (default: results/paper). workers=N
 evaluates N parts of a table at once.
 """
