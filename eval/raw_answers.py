@@ -30,8 +30,9 @@ def text_hash(answers: Iterable[AnswerRecord]) -> str:
 
     It is the same for methods that write the same texts.
     """
-    texts = sorted([*map(str, trial_of(answer)), answer["token_ids"]] for answer in answers)
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:HASH_DIGITS]
+    texts = [[*map(str, trial_of(answer)), answer["token_ids"]] for answer in answers]
+    digest = hashlib.sha256(json.dumps(sorted(texts)).encode())
+    return digest.hexdigest()[:HASH_DIGITS]
 
 
 def _rounded(settled: Iterable[Iterable[Any]]) -> list[list[Any]]:

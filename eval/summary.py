@@ -58,6 +58,7 @@ STAGES = (*GROUP, "rank", *TIME_COLUMNS, "bytes", "control", "rows", *ORIGIN_COL
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN_COLUMNS)
 AR = Contender("ar", "none")
 CHAIN = "windows"  # the method that sends nothing but the best guesses, so that its misses are theirs
+AnswerSets = Sequence[Sequence[AnswerRecord]]  # the answers to each set
 SummaryRow = Mapping[str, Any]  # figures by their names; those of SPEED_COLUMNS are intervals
 T = TypeVar("T")
 
@@ -76,15 +77,9 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
         "xi": metrics.speed([metrics.sample(answers) for answers in answers_by_set]),
         "xi_decoding": metrics.decoding_speed(answers_by_set),
         "total": metrics.total_speed(answers)}
-    for ratio in RATIOS:
-        baseline_answers = of_sets(ratio.baseline(results, contender.draft))
-        speed_figures[ratio.column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
-
-    naive_answers = of_sets(Contender("naive", contender.draft))
-    seed_figures = {
-        "xi_by_seed": _by_seed(answers_by_set, lambda sets: metrics.speed(list(map(metrics.sample, sets)))),
-        "sr_naive_same_by_seed": _by_seed(
-            answers_by_set, lambda sets: metrics.speed_up(list(map(metrics.paired, sets, naive_answers))))}
+    baselines = {ratio.column: of_sets(ratio.baseline(results, contender.draft)) for ratio in RATIOS}
+    for column, baseline_answers in baselines.items():
+        speed_figures[column] = metrics.speed_up(list(map(metrics.paired, answers_by_set, baseline_answers)))
 
     acceptance_rates = metrics.acceptance_by_position(answers)[:NUM_POSITIONS]
     length_figures = {
@@ -104,20 +99,26 @@ def figures(results: ResultsFolder, contender: Contender, sets: Sequence[str], t
         "equal": metrics.equality(answers, itertools.chain(*of_sets(AR))),
         "divergence": metrics.lossy_divergence(answers)}
     return {"answers": answers, "n": len(answers), "ranks": used_by_rank, "account": account(results.tally, answers),
-            **speed_figures, **seed_figures, **length_figures, **time_figures, **text_figures}
+            **speed_figures, **_seed_figures(answers_by_set, baselines["sr_naive_same"]),
+            **length_figures, **time_figures, **text_figures}
 
 
-def _by_seed(answers_by_set: Sequence[Sequence[AnswerRecord]],
-             figure: Callable[[Sequence[Sequence[AnswerRecord]]], metrics.Interval]) -> str:
-    """Return a figure of the answers with each seed, in the order of the seeds; empty without several seeds, or if it
-    was not measured."""
+def _seed_figures(answers_by_set: AnswerSets, naive_answers: AnswerSets) -> dict[str, str]:
+    """Return the speed, and its ratio to `naive` with the same draft, for each seed in ascending order; a column is
+    empty if there is one seed, or no answer of `naive`."""
     seeds = sorted({answer["seed"] for answer in itertools.chain(*answers_by_set)})
     if len(seeds) < 2:
-        return ""
-    sets_by_seed = ([[answer for answer in answers if answer["seed"] == seed] for answers in answers_by_set]
-                    for seed in seeds)
-    values = [figure(sets).value for sets in sets_by_seed]
-    return "" if np.isnan(values).any() else ", ".join(f"{value:.3f}" for value in values)
+        return dict.fromkeys(SEED_COLUMNS, "")
+
+    speeds, speed_ups = [], []
+    for seed in seeds:
+        sets_of_seed = [[answer for answer in answers if answer["seed"] == seed] for answers in answers_by_set]
+        speeds.append(metrics.speed(list(map(metrics.sample, sets_of_seed))).value)
+        speed_ups.append(metrics.speed_up(list(map(metrics.paired, sets_of_seed, naive_answers))).value)
+
+    columns = zip(SEED_COLUMNS, (speeds, speed_ups))
+    return {column: "" if np.isnan(values).any() else ", ".join(f"{value:.3f}" for value in values)
+            for column, values in columns}
 
 
 def summary(results: ResultsFolder) -> dict[GroupKey, SummaryRow]:

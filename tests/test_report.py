@@ -106,7 +106,7 @@ def test_each_of_several_seeds_has_its_speed_and_its_ratio_to_naive(folder):
     assert (alone["method"], alone["xi_by_seed"], alone["sr_naive_same_by_seed"]) == ("ar", "1.333, 2.000", "")
 
 
-def test_the_raw_answers_give_the_speed_and_the_hash_of_their_texts(folder):
+def test_the_raw_answers_have_all_texts_and_times_and_other_texts_have_another_hash(folder):
     reporting.report(folder)
     raw = (folder / "answers.jsonl.gz").read_bytes()
     answers = [json.loads(text) for text in gzip.decompress(raw).splitlines()]

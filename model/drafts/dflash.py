@@ -115,7 +115,7 @@ class BlockDraft(TreeDraft):
         # read
         unread = yield from self._read_text(tree, CHUNK)
         read: Read = yield self.rows(tree, unread, tree.tip, num_block_rows)
-        self._check(read.logits_AV)
+        self._check_finite(read.logits_AV)
         self._num_read += len(unread)
         self.cache.drop()
 

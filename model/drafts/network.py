@@ -225,7 +225,7 @@ class TreeDraft(Network):
         needed_nodes.add(tree.tip)
         self._outputs = {node: out_D for node, out_D in self._outputs.items() if node in needed_nodes}
 
-    def _check(self, logits_AV: Tensor) -> None:
+    def _check_finite(self, logits_AV: Tensor) -> None:
         """Raise ValueError if logits are not finite, but for those of excluded tokens."""
         if not (logits_AV < math.inf).all():
             raise not_finite("draft", self.cache.like.dtype, "its weights are damaged or were trained for another "
@@ -301,7 +301,7 @@ class TreeDraft(Network):
 
         if read is None or self._num_read < len(tree.trunk):
             return None
-        self._check(read.logits_AV)
+        self._check_finite(read.logits_AV)
         self._begin_at_tip(tree)
         return read._replace(out_TD=read.out_TD[-1:])
 
@@ -377,7 +377,7 @@ class TreeDraft(Network):
         if drawing(self._sampler) is None:
             return self._likeliest_children(logits_TV, counts)
 
-        self._check(logits_TV)
+        self._check_finite(logits_TV)
         law_TV = spread(laws(self._sampler, logits_TV), self._target_ids(logits_TV))
         position = tree.nodes[self._frontier[0].node].pos + 1
         return [drawn(self._sampler, Proposal(self.source, 0, law_V), position, self.number, count)

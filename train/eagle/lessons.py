@@ -9,7 +9,7 @@ import json
 import random
 from argparse import Namespace
 from functools import partial
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,32 +62,41 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
 
 
 def _tokenized(args: Namespace, max_length: int) -> dict[str, Any]:
-    """Tokenize the conversations, and return the lessons in as few tensors as possible. A file of the key `answers` has
-    tokens already, all of which are learned; none of its texts is held out."""
+    """Return the lessons in as few tensors as possible."""
     text = Text(args.model_dir)
-    if read_bytes(args.data, READABLE_REMEDY).startswith(KEPT_ANSWERS):
-        texts = load_texts(args.data, read_sizes(Checkpoint(args.model_dir)).vocab, KEPT_TOKENS)
-        rows = [answer_row((), kept_text[:max_length]) for kept_text in texts if len(kept_text) >= LEAST_LENGTH]
-        if not rows:
-            raise ValueError(f"{args.data} holds no answers yet: ask run_pipe.sh something with answers={args.data}")
-        return _saved(rows, [], text)
+    if not read_bytes(args.data, READABLE_REMEDY).startswith(KEPT_ANSWERS):
+        rows, prompts = _talk_rows(args, text, max_length)
+    else:
+        rows, prompts = _kept_rows(args, max_length), []
 
-    talks = read_conversations(args.data)
-    random.Random(args.seed).shuffle(talks)
-    num_wanted = max(1, round(len(talks) * HELD_OUT_SHARE))
-    num_held_out = min(num_wanted, len(talks) - 1)
-    questions = [talk[:1] for talk in talks[:num_held_out][:args.judged]]
-    prompts = [text.prompt_ids(question, args.template) for question in questions]
-    rows = make_rows(text, talks[num_held_out:], args.template, max_length)
-
-    fitting_prompts = [prompt for prompt in prompts if len(prompt) <= max_length - NEW_TOKENS]
-    return _saved(rows, fitting_prompts, text)
-
-
-def _saved(rows: Sequence[TokenRow], prompts: Sequence[Sequence[int]], text: Text) -> dict[str, Any]:
     return {
         "sizes": [len(row.ids) for row in rows],
         "ids": torch.cat([row.ids for row in rows]),
         "answers": torch.cat([row.answers for row in rows]),
         "prompts": prompts,
         "ends": sorted(text.end_ids)}
+
+
+def _kept_rows(args: Namespace, max_length: int) -> list[TokenRow]:
+    """Return the texts of a file of the key `answers`, which are tokens already, and learned whole; none is held out.
+
+    Raises ValueError for the file of another vocabulary, or without answers.
+    """
+    texts = load_texts(args.data, read_sizes(Checkpoint(args.model_dir)).vocab, KEPT_TOKENS)
+    rows = [answer_row((), token_ids[:max_length]) for token_ids in texts if len(token_ids) >= LEAST_LENGTH]
+    if not rows:
+        raise ValueError(f"{args.data} holds no answers yet: ask run_pipe.sh something with answers={args.data}")
+    return rows
+
+
+def _talk_rows(args: Namespace, text: Text, max_length: int) -> tuple[list[TokenRow], list[list[int]]]:
+    """Return the rows of conversations, and the prompts of those that are held out."""
+    talks = read_conversations(args.data)
+    random.Random(args.seed).shuffle(talks)
+    num_wanted = max(1, round(len(talks) * HELD_OUT_SHARE))
+    num_held_out = min(num_wanted, len(talks) - 1)
+
+    questions = [talk[:1] for talk in talks[:num_held_out][:args.judged]]
+    prompts = [text.prompt_ids(question, args.template) for question in questions]
+    fitting_prompts = [prompt for prompt in prompts if len(prompt) <= max_length - NEW_TOKENS]
+    return make_rows(text, talks[num_held_out:], args.template, max_length), fitting_prompts
