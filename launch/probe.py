@@ -17,7 +17,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import Network, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.requests import RequestTarget, Ring
+from pipeline.requests import Ring
 from pipeline.target_options import TargetOptions
 
 SIZES = (16, 32, 64)  # rows
@@ -63,20 +63,8 @@ def learn_slowest_wire(ring: Ring, num_rows: int, context: int) -> None:
     if NUM_TOGETHER * num_rows > context:
         return
 
-    num_tokens = NUM_TOGETHER * num_rows
-    tree = TokenTree([0] * num_tokens, num_tokens, ring.ids)
-    target = ring.open(tree, Sampler())
-    while tree.unsent_text:
-        target.send(tree.cut(None, num_rows))
-
-    returned_at = []
-    while target.in_flight:
-        for _ in target.wait():
-            ring.listen()
-        returned_at.append(ring.clock.now())
-    target.close()
-
-    mean_interval = (returned_at[-1] - returned_at[0]) / (NUM_TOGETHER - 1)
+    returned_after = _returns(ring, num_rows, NUM_TOGETHER)
+    mean_interval = (returned_after[-1] - returned_after[0]) / (NUM_TOGETHER - 1)
     ring.pacing.times.learn_interval(num_rows, mean_interval)
 
 
@@ -106,22 +94,27 @@ def level_seconds(ring: Ring, networks: Sequence[Network], passes: Passes, growt
 
 def _pass_seconds(ring: Ring, num_rows: int) -> float:
     """Return the seconds that this many rows take once round the ring."""
-    tree = TokenTree([0] * num_rows, num_rows, ring.ids)
-    target = ring.open(tree, Sampler())
-
-    begin = ring.clock.now()
-    _send_round(ring, tree, target)
-    seconds = ring.clock.now() - begin
-
-    target.close()
+    [seconds] = _returns(ring, num_rows, 1)
     return seconds
 
 
-def _send_round(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
-    """Send the text of a tree, and wait until it has come back."""
-    target.send(tree.cut())
-    for _ in target.wait():
-        ring.listen()
+def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
+    """Send segments of this many rows together; return the seconds after which each is back."""
+    num_tokens = num_segments * num_rows
+    tree = TokenTree([0] * num_tokens, num_tokens, ring.ids)
+    target = ring.open(tree, Sampler())
+
+    begin = ring.clock.now()
+    while tree.unsent_text:
+        target.send(tree.cut(None, num_rows))
+
+    returned_after = []
+    while target.in_flight:
+        for _ in target.wait():
+            ring.listen()
+        returned_after.append(ring.clock.now() - begin)
+    target.close()
+    return returned_after
 
 
 class Latencies(NamedTuple):
@@ -182,7 +175,9 @@ def _guess_seconds(ring: Ring, network: Network, passes: Passes, growth: Growth 
     tree = TokenTree([0] * TIMED_GUESSES, TIMED_CONTEXT, ring.ids)
     target = ring.open(tree, Sampler(), TargetOptions(network.inner))
     network.begin(Sampler())
-    _send_round(ring, tree, target)
+    target.send(tree.cut())
+    for _ in target.wait():
+        ring.listen()
     verify(tree)
 
     # levels, of which the first also reads the text
