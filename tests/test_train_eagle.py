@@ -635,8 +635,11 @@ def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base
         return capsys.readouterr().out
 
     assert chosen() == f"{base}: template own, float32 on cpu\n"
-    (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16")
-    assert chosen() == f"{base}: template own, bfloat16 on cpu\n"
+    for words, name in [("AuthenticAMD flags : fpu avx512_bf16", "bfloat16"),
+                        ("GenuineIntel flags : fpu avx512_bf16", "float32"),
+                        ("GenuineIntel flags : fpu avx512_bf16 amx_bf16", "bfloat16")]:
+        (tmp_path / "cpuinfo").write_text(words)
+        assert chosen() == f"{base}: template own, {name} on cpu\n"
     assert chosen("--dtype", "float32") == f"{base}: template own, float32 on cpu\n"
 
 

@@ -40,7 +40,7 @@ from train.terms import digest, mark, settings
 
 RECORD = "training.json"
 CPU_INFO = Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16, in about half the time
+FAST_BFLOAT16 = ({"amx_bf16"}, {"avx512_bf16", "AuthenticAMD"})  # words there of processors that it makes faster
 # The rates of EAGLE's authors for a head of size 4096. Adam's step does not depend on the width, so a narrower layer
 # takes a larger rate.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
@@ -55,8 +55,9 @@ def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
     device = torch.device(args.device)
     dtype_name = args.dtype
     if dtype_name == "auto":
-        cpu_flags = CPU_INFO.read_text().split() if CPU_INFO.is_file() else ()
-        dtype_name = "bfloat16" if device.type == "cuda" or BFLOAT16_FLAGS.intersection(cpu_flags) else "float32"
+        cpu_words = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
+        is_fast = device.type == "cuda" or any(words <= cpu_words for words in FAST_BFLOAT16)
+        dtype_name = "bfloat16" if is_fast else "float32"
 
     return getattr(torch, dtype_name), device
 

@@ -66,8 +66,8 @@ def parser() -> Options:
     _add_parts(option_parser)
     _add_data(option_parser)
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
-        help="number type; auto: bfloat16 on cuda and on processors with avx512_bf16 or amx_bf16, where it takes about "
-        "half the time, else float32. Trained weights are float32")
+        help="number type; auto: bfloat16 on cuda, on AMD's processors with avx512_bf16 and on those with amx_bf16, "
+        "else float32. Trained weights are float32")
 
     option_parser.common(checkpoint_steps=100)
     return option_parser
