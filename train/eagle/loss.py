@@ -32,6 +32,8 @@ PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)
 FIRST_WEIGHT = 3.0  # weight of the pass over the target's features relative to each later one
 NUM_LIKELIEST = 64  # most likely words of the target that the second part compares with
+CROSS_ENTROPY_WEIGHT = 0.5  # in the second part of EAGLE-3, next to the acceptance
+MIN_ACCEPTANCE = 1e-4  # smaller ones are moved to this
 # One pass over a row: the loss, summed over its words, and whether the head's best word is the base's, `[M]`.
 Mark = Tuple[Tensor, Tensor]
 
@@ -129,9 +131,13 @@ class Task:
         A place has no loss if the head does not know the base's most likely word there.
         """
         counts_M = torch.isin(wanted.word_M, self.known_V)
-        gain_MV = wanted.chance_MV * logits_MV.float().log_softmax(-1)
+        loss_M = self.word_losses(logits_MV.float().log_softmax(-1), wanted.chance_MV)
         best_M = self.known_V[logits_MV.argmax(-1)]
-        return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
+        return (loss_M * counts_M).sum(), best_M == wanted.word_M
+
+    def word_losses(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
+        """Return the cross-entropy of each place, `[M]`, from the log-probabilities by the head, and the base's."""
+        return -(chance_MV * logprob_MV).sum(-1)
 
     def marks(self, row: TokenRow, seed: Sequence[int]) -> list[Mark]:
         """Return the mark of each pass, in the teacher's number type; `seed` determines the noise and the starts."""
@@ -261,3 +267,14 @@ class WordTask(Task):
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(self.head.logits(out_MD), wanted)
+
+    def word_losses(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
+        """In the second part, add the logarithm of the probability that a sampled guess is accepted (LK, 2602.23881).
+
+        That is the probability which base and head share.
+        """
+        cross_entropy_M = super().word_losses(logprob_MV, chance_MV)
+        if not self.method.reads_own_outputs:
+            return cross_entropy_M
+        acceptance_M = torch.minimum(chance_MV, logprob_MV.exp()).sum(-1)
+        return CROSS_ENTROPY_WEIGHT * cross_entropy_M - acceptance_M.clamp_min(MIN_ACCEPTANCE).log()
