@@ -98,7 +98,8 @@ SOURCE_ROOMS = {
         (11, "SpecInfer's option for the requests of a batch is read")]),
     "train": Room(17_670, [
         (4, "norms and layers are imported from where they stand"),
-        (190, "a head learns from the answers that its user has kept")]),
+        (190, "a head learns from the answers that its user has kept"),
+        (130, "a head learns to be accepted where texts are sampled, in the number type that is faster here")]),
     "scripts": Room(4_367, [
         (3_635, "a contributor sees for any file which of its steps no test would miss"),
         (89, "help and mistakes of run_pipe.sh are read before torch is imported"),
@@ -126,7 +127,8 @@ OTHER_ROOMS = {
         (190, "copies with and without networks are judged by hand"),
         (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
         (840, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
-        (290, "lessons of a user's own answers are the tokens that were kept")]),
+        (290, "lessons of a user's own answers are the tokens that were kept"),
+        (90, "the loss of a head by acceptance, and the number type of each processor, are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
@@ -159,7 +161,8 @@ OTHER_ROOMS = {
         (625, "a reader finds what drains a queue and the tables of one commit"),
         (569, "tables of one commit with many requests, and forms beside llama.cpp, are found"),
         (960, "a reader finds every cluster's table with three more drafts, and losses of a head that do not pay"),
-        (730, "a reader finds three seeds, eleven kinds of questions with all methods, and the raw answers")]),
+        (730, "a reader finds three seeds, eleven kinds of questions with all methods, and the raw answers"),
+        (480, "a reader finds what conversations, norms and a second layer bring a head")]),
 }
 ROOMS = {**SOURCE_ROOMS, **OTHER_ROOMS}
 LEAST_SHARE = 0.98

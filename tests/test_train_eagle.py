@@ -255,6 +255,12 @@ def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
                                   abs=1e-6)
 
 
+def test_a_guess_that_is_never_accepted_has_a_finite_loss(teacher):
+    task = make_task(teacher, True, own_part(1))
+    losses = task.word_losses(torch.tensor([[-200.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    assert losses.tolist() == pytest.approx([200 / 2 - math.log(1e-4)])
+
+
 @both
 def test_agreement_is_counted_by_the_guesses_that_the_head_stands_on(teacher, third):
     task, row = make_task(teacher, third, Objective(1)), make_rows()[1]
