@@ -94,8 +94,7 @@ def level_seconds(ring: Ring, networks: Sequence[Network], passes: Passes, growt
 
 def _pass_seconds(ring: Ring, num_rows: int) -> float:
     """Return the seconds that this many rows take once round the ring."""
-    [seconds] = _returns(ring, num_rows, 1)
-    return seconds
+    return _returns(ring, num_rows, 1)[0]
 
 
 def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
@@ -109,7 +108,7 @@ def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
         target.send(tree.cut(None, num_rows))
 
     returned_after = []
-    while target.in_flight:
+    while target.in_flight and len(returned_after) < num_segments:  # all replicas read the text
         for _ in target.wait():
             ring.listen()
         returned_after.append(ring.clock.now() - begin)

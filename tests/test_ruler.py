@@ -128,7 +128,7 @@ OTHER_ROOMS = {
         (150, "a chain of a draft's own outputs ends where they leave their range, and long texts show prunes"),
         (840, "figures by seed, hashes of texts and raw answers are compared with those that a test puts there"),
         (290, "lessons of a user's own answers are the tokens that were kept"),
-        (90, "the loss of a head by acceptance, and the number type of each processor, are judged")]),
+        (170, "the loss of a head by acceptance, and the number type of each processor, are judged")]),
     "toy": Room(3_451, [
         (193, "copies of the toy with noise are drafts of any accuracy")]),
     "toy/corpus": Room(11_467),
