@@ -107,7 +107,7 @@ def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
     while tree.unsent_text:
         target.send(tree.cut(None, num_rows))
 
-    returned_after = []
+    returned_after: list[float] = []
     while target.in_flight and len(returned_after) < num_segments:  # all replicas read the text
         for _ in target.wait():
             ring.listen()
