@@ -63,8 +63,8 @@ def learn_slowest_wire(ring: Ring, num_rows: int, context: int) -> None:
     if NUM_TOGETHER * num_rows > context:
         return
 
-    returned_after = _returns(ring, num_rows, NUM_TOGETHER)
-    mean_interval = (returned_after[-1] - returned_after[0]) / (NUM_TOGETHER - 1)
+    seconds_until_back = _seconds_until_back(ring, num_rows, NUM_TOGETHER)
+    mean_interval = (seconds_until_back[-1] - seconds_until_back[0]) / (NUM_TOGETHER - 1)
     ring.pacing.times.learn_interval(num_rows, mean_interval)
 
 
@@ -94,10 +94,10 @@ def level_seconds(ring: Ring, networks: Sequence[Network], passes: Passes, growt
 
 def _pass_seconds(ring: Ring, num_rows: int) -> float:
     """Return the seconds that this many rows take once round the ring."""
-    return _returns(ring, num_rows, 1)[0]
+    return _seconds_until_back(ring, num_rows, 1)[0]
 
 
-def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
+def _seconds_until_back(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
     """Send segments of this many rows together; return the seconds after which each is back."""
     num_tokens = num_segments * num_rows
     tree = TokenTree([0] * num_tokens, num_tokens, ring.ids)
@@ -107,13 +107,13 @@ def _returns(ring: Ring, num_rows: int, num_segments: int) -> list[float]:
     while tree.unsent_text:
         target.send(tree.cut(None, num_rows))
 
-    returned_after: list[float] = []
-    while target.in_flight and len(returned_after) < num_segments:  # all replicas read the text
+    seconds_until_back: list[float] = []
+    while target.in_flight and len(seconds_until_back) < num_segments:  # replicas all read it: the first counts
         for _ in target.wait():
             ring.listen()
-        returned_after.append(ring.clock.now() - begin)
+        seconds_until_back.append(ring.clock.now() - begin)
     target.close()
-    return returned_after
+    return seconds_until_back
 
 
 class Latencies(NamedTuple):

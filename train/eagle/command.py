@@ -40,7 +40,8 @@ from train.terms import digest, mark, settings
 
 RECORD = "training.json"
 CPU_INFO = Path("/proc/cpuinfo")
-FAST_BFLOAT16 = ({"amx_bf16"}, {"avx512_bf16", "AuthenticAMD"})  # words there of processors that it makes faster
+# A processor is faster in bfloat16 than in float32 if the file above has all words of one of these sets.
+FAST_BFLOAT16 = ({"amx_bf16"}, {"avx512_bf16", "AuthenticAMD"})
 # The rates of EAGLE's authors for a head of size 4096. Adam's step does not depend on the width, so a narrower layer
 # takes a larger rate.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096

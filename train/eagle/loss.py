@@ -131,13 +131,15 @@ class Task:
         A place has no loss if the head does not know the base's most likely word there.
         """
         counts_M = torch.isin(wanted.word_M, self.known_V)
-        loss_M = self.word_losses(logits_MV.float().log_softmax(-1), wanted.chance_MV)
+        logprob_MV = logits_MV.float().log_softmax(-1)
+        word_loss = self.word_loss(logprob_MV[counts_M], wanted.chance_MV[counts_M])
         best_M = self.known_V[logits_MV.argmax(-1)]
-        return (loss_M * counts_M).sum(), best_M == wanted.word_M
+        return word_loss, best_M == wanted.word_M
 
-    def word_losses(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
-        """Return the cross-entropy of each place, `[M]`, from the log-probabilities by the head, and the base's."""
-        return -(chance_MV * logprob_MV).sum(-1)
+    def word_loss(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
+        """Return the cross-entropy, summed over all places, of the head's log-probabilities and the base's
+        probabilities."""
+        return -(chance_MV * logprob_MV).sum()
 
     def marks(self, row: TokenRow, seed: Sequence[int]) -> list[Mark]:
         """Return the mark of each pass, in the teacher's number type; `seed` determines the noise and the starts."""
@@ -268,13 +270,13 @@ class WordTask(Task):
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(self.head.logits(out_MD), wanted)
 
-    def word_losses(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
-        """In the second part, add the logarithm of the probability that a sampled guess is accepted (LK, 2602.23881).
+    def word_loss(self, logprob_MV: Tensor, chance_MV: Tensor) -> Tensor:
+        """Return the cross-entropy; in the second part half of it, less the logarithm of the acceptance at each place.
 
-        That is the probability which base and head share.
+        A sampled guess is accepted with the probability that base and head share (LK, arXiv 2602.23881).
         """
-        cross_entropy_M = super().word_losses(logprob_MV, chance_MV)
+        cross_entropy = super().word_loss(logprob_MV, chance_MV)
         if not self.method.reads_own_outputs:
-            return cross_entropy_M
+            return cross_entropy
         acceptance_M = torch.minimum(chance_MV, logprob_MV.exp()).sum(-1)
-        return CROSS_ENTROPY_WEIGHT * cross_entropy_M - acceptance_M.clamp_min(MIN_ACCEPTANCE).log()
+        return CROSS_ENTROPY_WEIGHT * cross_entropy - acceptance_M.clamp_min(MIN_ACCEPTANCE).log().sum()
